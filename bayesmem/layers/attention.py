@@ -1,0 +1,184 @@
+"""Softmax attention with rotary positions and a cache of keys and values."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from jaxtyping import Array, Float, Int
+
+from bayesmem.array_types import Hidden, Keys, Positions, RowCounts, SegmentIds, StepMask
+from bayesmem.layers.heads import HEAD_AXES
+from bayesmem.layers.interface import check_input, mask_padding
+from bayesmem.layers.linear import linear
+from bayesmem.layers.options import (
+    HeadLayout,
+    default_head_dim,
+    require_even,
+    require_positive,
+)
+from bayesmem.layers.rotary import document_positions, next_position, rotate
+from bayesmem.ops.segments import document_starts, valid_steps
+
+
+class KVCache(NamedTuple):
+    """Keys and values of the valid tokens read so far, in the order they were read.
+
+    Attributes:
+      key: [B, S, Hk, D] in the layer's dtype, rotated.
+      value: [B, S, Hk, D] in the layer's dtype.
+      document: [B, S] int32, 0-based count of the documents of the row; -1 where the slot is empty.
+      length: [B] int32, tokens read. Counts on past the capacity S, so that an overflow stays seen.
+      position: [B] int32, position of the next token in its document.
+    """
+
+    key: Float[Array, "B S Hk D"]
+    value: Float[Array, "B S Hk D"]
+    document: Int[Array, "B S"]
+    length: RowCounts
+    position: RowCounts
+
+
+class Attention(nn.Module):
+    """softmax(q k^T D^-0.5) v over the earlier tokens of the document, with rotary q and k.
+
+    A call that fills the cache beyond `max_length` raises outside of `jit`. Inside of it, where the
+    number of cached tokens is not known, the tokens beyond the capacity read NaN.
+
+    Attributes:
+      width: W.
+      num_heads: heads of queries.
+      num_kv_heads: heads of keys and values, a divisor of num_heads; None for num_heads.
+      head_dim: D, even; None for width / num_heads.
+      max_length: capacity S of the cache in valid tokens, over all documents of a row.
+      rope_theta: base of the rotation's wavelengths.
+      dtype: dtype of the activations and the cache; parameters are float32.
+    """
+
+    width: int
+    num_heads: int = 4
+    num_kv_heads: int | None = None
+    head_dim: int | None = None
+    max_length: int = 2048
+    rope_theta: float = 10000.0
+    dtype: Any = jnp.float32
+
+    def __post_init__(self):
+        """Checks the sizes."""
+        super().__post_init__()
+        require_positive(max_length=self.max_length)
+        require_even("head_dim", self.layout.key_dim)
+
+    @property
+    def layout(self) -> HeadLayout:
+        """Numbers and sizes; here `key_heads` serve keys and values, `value_heads` queries."""
+        head_dim = default_head_dim(self.width, self.num_heads, self.head_dim)
+        kv_heads = self.num_heads if self.num_kv_heads is None else self.num_kv_heads
+        return HeadLayout(kv_heads, self.num_heads, head_dim, head_dim)
+
+    @nn.nowrap
+    def init_state(self, batch: int) -> KVCache:
+        """Returns an empty cache for `batch` rows."""
+        layout = self.layout
+        empty = jnp.zeros((batch, self.max_length, layout.key_heads, layout.key_dim), self.dtype)
+        document = jnp.full((batch, self.max_length), -1, jnp.int32)
+        zero = jnp.zeros(batch, jnp.int32)
+        return KVCache(empty, empty, document, zero, zero)
+
+    @nn.compact
+    def __call__(
+        self,
+        x: Hidden,
+        state: KVCache | None = None,
+        *,
+        segment_ids: SegmentIds | None = None,
+        positions: Positions | None = None,
+    ) -> tuple[Hidden, KVCache]:
+        """Returns the layer's output [B, T, W] and the cache after it; see `Mixer`.
+
+        Raises:
+          ValueError: T, or (outside of `jit`) the tokens cached and new, exceed `max_length`.
+        """
+        check_input(x, self.width, segment_ids)
+        batch, steps, _ = x.shape
+        _require_capacity(self.max_length, 0, steps)
+        fresh = state is None
+        cache = self.init_state(batch) if state is None else state
+        valid = jnp.ones((batch, steps), bool) if segment_ids is None else valid_steps(segment_ids)
+        positions = document_positions((batch, steps), segment_ids, cache.position, positions)
+        if steps and not fresh:
+            _require_capacity(self.max_length, cache.length, jnp.sum(valid, axis=1))
+        x = mask_padding(x, segment_ids)
+        q, k, v = self._heads(x, positions)
+        document = jnp.zeros((batch, steps), jnp.int32)
+        if segment_ids is not None:
+            document = jnp.cumsum(document_starts(segment_ids), axis=1, dtype=jnp.int32)
+        slot = cache.length[:, None] + jnp.cumsum(valid, axis=1, dtype=jnp.int32) - 1
+        # Documents are counted, not compared by id: the row's first one continues the cache's last.
+        document += jnp.maximum(cache.document.max(axis=1), 0)[:, None]
+        written = _write(cache, k, v, jnp.where(valid, slot, self.max_length), document)
+        if fresh:
+            y = _attend(q, k, v, slot, document, slot, jnp.where(valid, document, -1))
+        else:
+            slots = jnp.broadcast_to(jnp.arange(self.max_length), written.document.shape)
+            y = _attend(q, written.key, written.value, slot, document, slots, written.document)
+        y = jnp.where((slot < self.max_length)[..., None, None], y, jnp.nan)
+        y = mask_padding(y.reshape(batch, steps, self.num_heads * self.layout.key_dim), segment_ids)
+        written = written._replace(
+            length=cache.length + jnp.sum(valid, axis=1, dtype=jnp.int32),
+            position=next_position(positions, segment_ids, cache.position),
+        )
+        return linear(self.width, HEAD_AXES[::-1], "out", dtype=self.dtype)(y), written
+
+    def _heads(self, x: Hidden, positions: Positions) -> tuple[Keys, Keys, Keys]:
+        layout = self.layout
+        counts = {"query": layout.value_heads, "key": layout.key_heads, "value": layout.key_heads}
+        q, k, v = (
+            linear(count * layout.key_dim, HEAD_AXES, name, dtype=self.dtype)(x).reshape(
+                *x.shape[:2], count, layout.key_dim
+            )
+            for name, count in counts.items()
+        )
+        return rotate(q, positions, self.rope_theta), rotate(k, positions, self.rope_theta), v
+
+
+def _write(
+    cache: KVCache, k: Keys, v: Keys, slot: Int[Array, "B T"], document: Int[Array, "B T"]
+) -> KVCache:
+    """Stores the new tokens in their slots; a slot past the end is dropped."""
+    rows = jnp.arange(slot.shape[0])[:, None]
+    return cache._replace(
+        key=cache.key.at[rows, slot].set(k.astype(cache.key.dtype), mode="drop"),
+        value=cache.value.at[rows, slot].set(v.astype(cache.value.dtype), mode="drop"),
+        document=cache.document.at[rows, slot].set(document, mode="drop"),
+    )
+
+
+def _attend(
+    q: Keys,
+    k: Keys,
+    v: Keys,
+    q_slot: Int[Array, "B T"],
+    q_document: Int[Array, "B T"],
+    k_slot: Int[Array, "B S"],
+    k_document: Int[Array, "B S"],
+) -> Keys:
+    """Attends to the keys of the query's document that were read no later than the query."""
+    earlier = k_slot[:, None, :] <= q_slot[:, :, None]
+    mask = earlier & (k_document[:, None, :] == q_document[:, :, None])
+    if q.shape[1] == 0:
+        return q
+    return jax.nn.dot_product_attention(q, k, v, mask=mask[:, None])
+
+
+def _require_capacity(capacity: int, cached: RowCounts | int, new: StepMask | int) -> None:
+    """Raises ValueError where the tokens do not fit and their number is known."""
+    try:
+        wanted = int(jnp.max(cached + new))
+    except jax.errors.ConcretizationTypeError:
+        return
+    if wanted > capacity:
+        raise ValueError(
+            f"max_length: the cache holds {capacity} tokens, wanted {wanted}; "
+            f"build the layer with a larger max_length"
+        )

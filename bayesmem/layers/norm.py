@@ -1,0 +1,39 @@
+"""Normalisations, made in float32."""
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from jaxtyping import Array, Float
+
+from bayesmem.layers.linear import parameter
+
+KEY_NORM_EPS = 1e-6
+"""Added to the squared length of a key: a zero key stays zero, with a finite gradient."""
+
+
+class RMSNorm(nn.Module):
+    """Root mean square normalisation of the last axis with a learned scale (arXiv 1910.07467).
+
+    Attributes:
+      eps: added to the mean square.
+    """
+
+    eps: float = 1e-5
+
+    @nn.compact
+    def __call__(self, x: Float[Array, "... C"]) -> Float[Array, "... C"]:
+        """Returns x * rsqrt(mean(x^2) + eps) * scale in x's dtype."""
+        scale = parameter(self, "scale", nn.initializers.ones_init(), (None,), x.shape[-1:])
+        wide = x.astype(jnp.float32)
+        mean_square = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)
+        return (wide * jax.lax.rsqrt(mean_square + self.eps) * scale).astype(x.dtype)
+
+
+def l2_normalise(x: Float[Array, "... D"]) -> Float[Array, "... D"]:
+    """Returns x * rsqrt(sum(x^2) + 1e-6) over the last axis, in x's dtype.
+
+    The constant stands inside of the root: the slope at x = 0 is 1000, never NaN.
+    """
+    wide = x.astype(jnp.float32)
+    square = jnp.sum(jnp.square(wide), axis=-1, keepdims=True)
+    return (wide * jax.lax.rsqrt(square + KEY_NORM_EPS)).astype(x.dtype)

@@ -1,0 +1,23 @@
+"""Memory recurrences as pure functions: no Flax, no parameters.
+
+Every op takes sequence-first arrays [B, T, H, ...] and returns `(output, state)`; the step for
+decoding is the same function with T = 1. See `docs/DESIGN.md` for the contract.
+"""
+
+from bayesmem.ops.additive.api import linear_attention
+from bayesmem.ops.checks import debug_checks
+from bayesmem.ops.delta.api import delta_rule
+from bayesmem.ops.kalman.api import initial_state as initial_kalman_state
+from bayesmem.ops.kalman.api import kalman_memory, kalman_predict
+from bayesmem.ops.kalman.types import OBS_VAR_FLOOR, KalmanState
+
+__all__ = [
+    "OBS_VAR_FLOOR",
+    "KalmanState",
+    "debug_checks",
+    "delta_rule",
+    "initial_kalman_state",
+    "kalman_memory",
+    "kalman_predict",
+    "linear_attention",
+]

@@ -1,0 +1,1 @@
+"""The latent-input family: linear attention, RetNet, GLA, SSD (Mamba-2)."""

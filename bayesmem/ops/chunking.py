@@ -1,0 +1,179 @@
+"""What every chunk form shares: cutting a sequence into chunks, and decay inside a chunk.
+
+Decays are kept as logarithms. Every exponent formed here is a sum of log decays (<= 0) over just
+the tokens it spans, never a difference of two long cumulative sums and never exp(+) * exp(-), so
+decays of any strength neither overflow nor lose digits.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from bayesmem.ops.linalg import einsum, matmul, transpose
+
+LOG_DECAY_FLOOR = -100.0
+"""Log decays are clamped here: exp(-100) is below the smallest float32, so it forgets all."""
+
+_SUBCHUNK = 16
+
+
+class ChunkDecay(NamedTuple):
+    """Decay between the tokens of each chunk; C is 1 (one decay a head) or D.
+
+    A factor is 0 where a document starts between its two ends.
+    """
+
+    log_decay: jax.Array  # [B, H, N, L, C]
+    from_entry: jax.Array  # [B, H, N, L, C] chunk entry -> after token i
+    to_end: jax.Array  # [B, H, N, L, C] after token i -> chunk end
+    total: jax.Array  # [B, H, N, C] chunk entry -> chunk end
+    linked: jax.Array  # [B, 1 or H, N, L, L] bool: j <= i and in the same document
+    ratio: jax.Array | None  # [B, H, N, L, L] after j -> after i, where C is 1
+
+
+def split(x: jax.Array, length: int, fill: float = 0.0) -> jax.Array:
+    """Cuts [B, T, H, ...] into chunks [B, H, N, L, ...], the tail padded with `fill`."""
+    batch, steps, heads = x.shape[:3]
+    chunks = -(-steps // length)
+    widths = [(0, 0), (0, chunks * length - steps)] + [(0, 0)] * (x.ndim - 2)
+    x = jnp.pad(x, widths, constant_values=fill)
+    x = x.reshape(batch, chunks, length, heads, *x.shape[3:])
+    return jnp.moveaxis(x, 3, 1)
+
+
+def merge(x: jax.Array, steps: int) -> jax.Array:
+    """Joins chunks [B, H, N, L, ...] to [B, T, H, ...] and drops the padded tail."""
+    batch, heads, chunks, length = x.shape[:4]
+    x = jnp.moveaxis(x, 1, 3).reshape(batch, chunks * length, heads, *x.shape[4:])
+    return x[:, :steps]
+
+
+def split_starts(starts: jax.Array | None, length: int) -> jax.Array | None:
+    """Cuts document starts [B, T] into chunks [B, 1, N, L]."""
+    if starts is None:
+        return None
+    return split(starts[:, :, None], length, False)
+
+
+def segment_sums(log_decay: jax.Array) -> jax.Array:
+    """Returns sums over spans: [..., L] -> [..., L, L], entry (i, j) = sum of j < s <= i."""
+    length = log_decay.shape[-1]
+    lower = jnp.tril(jnp.ones((length, length), log_decay.dtype))
+    return matmul(lower, jnp.tril(log_decay[..., :, None] * jnp.ones_like(lower), -1))
+
+
+def _sum_of_later(x: jax.Array) -> jax.Array:
+    """Returns for each token the sum over the tokens after it: [..., L, C] -> [..., L, C]."""
+    shifted = jnp.concatenate([x[..., 1:, :], jnp.zeros_like(x[..., :1, :])], axis=-2)
+    return jnp.flip(jnp.cumsum(jnp.flip(shifted, -2), axis=-2), -2)
+
+
+def chunk_decay(log_decay: jax.Array, starts: jax.Array | None) -> ChunkDecay:
+    """Derives all decay factors inside of chunks.
+
+    Args:
+      log_decay: [B, H, N, L, C], <= 0, C = 1 or D.
+      starts: [B, 1, N, L] bool, where a document starts, or None.
+    """
+    length, channels = log_decay.shape[-2:]
+    log_decay = jnp.maximum(log_decay, LOG_DECAY_FLOOR)
+    from_entry = jnp.exp(jnp.cumsum(log_decay, axis=-2))
+    to_end = jnp.exp(_sum_of_later(log_decay))
+    linked = jnp.tril(jnp.ones((1, 1, 1, length, length), bool))
+    if starts is not None:
+        document = jnp.cumsum(starts, axis=-1)
+        linked = linked & (document[..., :, None] == document[..., None, :])
+        from_entry = jnp.where((document == 0)[..., None], from_entry, 0.0)
+        to_end = jnp.where((document == document[..., -1:])[..., None], to_end, 0.0)
+    ratio = None
+    if channels == 1:
+        ratio = jnp.where(linked, jnp.exp(segment_sums(log_decay[..., 0])), 0.0)
+    return ChunkDecay(log_decay, from_entry, to_end, from_entry[..., -1, :], linked, ratio)
+
+
+def decayed_products(x: jax.Array, y: jax.Array, decay: ChunkDecay) -> jax.Array:
+    """Returns sum_d x_id decay_d(j -> i) y_jd for j <= i in the same document, else 0.
+
+    Args:
+      x, y: [B, H, N, L, D].
+      decay: decay of the same chunks.
+
+    Returns:
+      [B, H, N, L, L].
+    """
+    if decay.ratio is not None:
+        return matmul(x, transpose(y)) * decay.ratio
+    return jnp.where(decay.linked, _diagonal_products(x, y, decay.log_decay), 0.0)
+
+
+def _span_indicator(length: int, dtype) -> jax.Array:
+    """Returns [L * L, L], entry ((i, j), s) = 1 where j < s <= i: a product with it sums spans."""
+    index = jnp.arange(length)
+    inside = (index[None, :, None] < index) & (index <= index[:, None, None])
+    return inside.astype(dtype).reshape(length * length, length)
+
+
+def _diagonal_products(x: jax.Array, y: jax.Array, log_decay: jax.Array) -> jax.Array:
+    """`decayed_products` for a decay of each key dimension, document limits left to the caller.
+
+    Tokens are taken in sub-chunks. Within one, the decay of each pair of tokens is formed outright;
+    between two, it factors at sub-chunk limits into three parts that are each at most 1.
+    """
+    *lead, length, dim = x.shape
+    size = min(_SUBCHUNK, length)
+    blocks = -(-length // size)
+    widths = [(0, 0)] * len(lead) + [(0, blocks * size - length), (0, 0)]
+    x, y, g = (jnp.pad(a, widths).reshape(*lead, blocks, size, dim) for a in (x, y, log_decay))
+    from_start = jnp.cumsum(g, axis=-2)
+    to_limit = _sum_of_later(g)
+    spans = matmul(_span_indicator(size, g.dtype), g).reshape(*g.shape[:-2], size, size, dim)
+    lower = jnp.tril(jnp.ones((size, size), bool))[..., None]
+    within = jnp.where(lower, jnp.exp(spans), 0.0)
+    diagonal = jnp.sum(x[..., :, None, :] * within * y[..., None, :, :], axis=-1)
+    if blocks == 1:
+        return diagonal[..., 0, :length, :length]
+    skipped = matmul(_span_indicator(blocks, g.dtype), from_start[..., -1, :])
+    skipped = skipped.reshape(*lead, blocks, blocks, dim)[..., :-1, :, :]
+    skipped = jnp.pad(skipped, [(0, 0)] * len(lead) + [(1, 0), (0, 0), (0, 0)])
+    earlier = jnp.tril(jnp.ones((blocks, blocks), bool), -1)[..., None]
+    between = jnp.where(earlier, jnp.exp(skipped), 0.0)
+    x_early = x * jnp.exp(from_start)
+    y_late = y * jnp.exp(to_limit)
+    full = einsum("...aid,...abd,...bjd->...aibj", x_early, between, y_late)
+    full = full + einsum("...aij,ab->...aibj", diagonal, jnp.eye(blocks, dtype=x.dtype))
+    return full.reshape(*lead, blocks * size, blocks * size)[..., :length, :length]
+
+
+def pass_state(
+    memory: jax.Array,
+    total: jax.Array,
+    keys: jax.Array,
+    writes: jax.Array,
+    erasures: jax.Array | None,
+) -> tuple[jax.Array, jax.Array]:
+    """Carries a memory from chunk to chunk: M' = Phi_L M + keys^T (writes - erasures M).
+
+    Args:
+      memory: [B, H, D, M], before the first chunk.
+      total: [B, H, N, C], decay over each chunk, C = 1 or D.
+      keys: [B, H, N, L, D], keys carried on to the chunk's end.
+      writes: [B, H, N, L, M].
+      erasures: [B, H, N, L, D], or None where a write does not depend on the memory.
+
+    Returns:
+      The memories at chunk entries [B, H, N, D, M], and the last memory [B, H, D, M].
+    """
+    if erasures is None:
+        writes = matmul(transpose(keys), writes)
+
+    def step(memory, chunk):
+        total, keys, writes, erasures = chunk
+        if erasures is not None:
+            writes = matmul(transpose(keys), writes - matmul(erasures, memory))
+        return total[..., None] * memory + writes, memory
+
+    chunks = total, keys if erasures is not None else None, writes, erasures
+    chunks = jax.tree.map(lambda x: jnp.moveaxis(x, 2, 0), chunks)
+    memory, entries = jax.lax.scan(step, memory, chunks)
+    return jnp.moveaxis(entries, 0, 2), memory

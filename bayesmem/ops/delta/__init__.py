@@ -1,0 +1,1 @@
+"""The covariance-reset family: DeltaNet, Gated DeltaNet, KDA."""

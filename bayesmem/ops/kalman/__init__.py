@@ -1,0 +1,1 @@
+"""The Bayesian Layer recurrence: an associative memory filtered by a Kalman recurrence."""

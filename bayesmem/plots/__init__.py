@@ -1,0 +1,1 @@
+"""Figures, made from result files."""

@@ -1,0 +1,110 @@
+"""Next-token and query losses of a language model on a batch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import optax
+
+IGNORED = -100
+
+Batch = Mapping[str, jax.Array]
+PyTree = Any
+
+
+class LossSums(NamedTuple):
+    """Sums over the counted targets; sums of parts add up to the sums of the whole."""
+
+    loss: jax.Array  # [] nats
+    correct: jax.Array  # [] targets that are the argmax
+    count: jax.Array  # [] targets that are not ignored
+
+
+def target_losses(logits: jax.Array, targets: jax.Array) -> jax.Array:
+    """Cross-entropy of each target, in nats; exactly 0 with zero gradient where ignored.
+
+    Args:
+      logits: float32 [..., V].
+      targets: int [...]; -100 is ignored.
+
+    Returns:
+      float32 [...].
+    """
+    counted = targets != IGNORED
+    # Cut before the loss as well as after it: a -100 inside Optax gives NaN, and NaN times a zero
+    # cotangent is NaN.
+    safe = jnp.where(counted, targets, 0)
+    losses = optax.softmax_cross_entropy_with_integer_labels(logits, safe)
+    return jnp.where(counted, losses, 0.0)
+
+
+def sum_losses(logits: jax.Array, targets: jax.Array) -> LossSums:
+    """Sums loss, hits and count over the counted targets.
+
+    Args:
+      logits: float32 [..., V].
+      targets: int [...]; -100 is ignored.
+
+    Returns:
+      The sums; all zero, with finite gradients, if every target is ignored.
+    """
+    counted = targets != IGNORED
+    correct = counted & (jnp.argmax(logits, axis=-1) == targets)
+    return LossSums(
+        loss=jnp.sum(target_losses(logits, targets)),
+        correct=jnp.sum(correct, dtype=jnp.float32),
+        count=jnp.sum(counted, dtype=jnp.float32),
+    )
+
+
+def batch_logits(
+    model: nn.Module, params: PyTree, batch: Batch, key: jax.Array | None = None
+) -> jax.Array:
+    """Runs the model on a batch and returns the logits its targets are about.
+
+    Args:
+      model: a language model: `__call__`, `hidden_states` and `logits` as in `bayesmem.models`.
+      params: its parameters, unboxed.
+      batch: `inputs` int [B, T], `targets` int [B, T], optionally `segment_ids` int [B, T]; or
+        `query_positions` int [B, Q] with `targets` int [B, Q], and then the head is applied at
+        those positions only.
+      key: random key for stochastic layers, or None.
+
+    Returns:
+      float32 [B, T, V], or [B, Q, V] with query positions.
+    """
+    rngs = None if key is None else {"dropout": key}
+    variables = {"params": params}
+    segment_ids = batch.get("segment_ids")
+    if "query_positions" not in batch:
+        logits, _ = model.apply(variables, batch["inputs"], segment_ids=segment_ids, rngs=rngs)
+        return logits
+    hidden, _ = model.apply(
+        variables, batch["inputs"], segment_ids=segment_ids, rngs=rngs, method="hidden_states"
+    )
+    at_queries = jnp.take_along_axis(hidden, batch["query_positions"][..., None], axis=1)
+    return model.apply(variables, at_queries, method="logits")
+
+
+def batch_sums(
+    model: nn.Module, params: PyTree, batch: Batch, key: jax.Array | None = None
+) -> LossSums:
+    """Sums of `sum_losses` for a batch; arguments as in `batch_logits`."""
+    return sum_losses(batch_logits(model, params, batch, key), batch["targets"])
+
+
+def mean_of_sums(sums: LossSums) -> dict[str, jax.Array]:
+    """Turns sums into means over the counted targets.
+
+    Args:
+      sums: sums over any number of batches.
+
+    Returns:
+      `loss` (nats), `accuracy` and `tokens` (the count); loss and accuracy are 0 for no targets.
+    """
+    count = jnp.maximum(sums.count, 1.0)
+    return {"loss": sums.loss / count, "accuracy": sums.correct / count, "tokens": sums.count}

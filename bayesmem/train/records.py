@@ -1,0 +1,90 @@
+"""Files a run writes besides checkpoints: whole JSON files and the rows of metrics.jsonl."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+logger = logging.getLogger(__name__)
+
+METRICS = "metrics.jsonl"
+SUPERSEDED = "metrics_superseded.jsonl"
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Writes a JSON file so that a reader finds the old content or the new, never a part.
+
+    Args:
+      path: the file; its directory must exist.
+      value: JSON values; NaN and infinities are refused, as other readers refuse them.
+
+    Raises:
+      OSError: the disk is full or not writable.
+      ValueError: the value holds NaN or an infinity.
+    """
+    write_text(path, json.dumps(value, indent=1, allow_nan=False) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes a text file by way of a temporary file, flushed to disk and then renamed."""
+    temporary = path.with_name(f"{path.name}.tmp")
+    with temporary.open("w") as stream:
+        stream.write(text)
+        stream.flush()
+        os.fsync(stream.fileno())
+    temporary.replace(path)
+
+
+def start_metrics(workdir: Path, step: int) -> Path:
+    """Makes metrics.jsonl end at the step a run starts or continues from.
+
+    Rows after that step (they will be written again) and a row torn by a kill are moved to
+    metrics_superseded.jsonl, so no step is there twice and nothing is lost.
+
+    Args:
+      workdir: the run's directory.
+      step: the restored step; 0 for a fresh start.
+
+    Returns:
+      The path of metrics.jsonl.
+    """
+    path = workdir / METRICS
+    if not path.exists():
+        return path
+    lines = path.read_text().splitlines()
+    kept = [line for line in lines if _row_step(line) <= step]
+    dropped = [line for line in lines if _row_step(line) > step]
+    if dropped:
+        with (workdir / SUPERSEDED).open("a") as stream:
+            stream.write("\n".join(dropped) + "\n")
+        write_text(path, "".join(line + "\n" for line in kept))
+        logger.warning("%d rows after step %d moved to %s", len(dropped), step, SUPERSEDED)
+    return path
+
+
+def append_row(path: Path, row: Mapping[str, Any]) -> None:
+    """Appends one row; a value that is not finite becomes null, which every JSON reader takes."""
+    finite = {
+        key: None if isinstance(value, float) and value - value != 0 else value
+        for key, value in row.items()
+    }
+    with path.open("a") as stream:
+        stream.write(json.dumps(finite, allow_nan=False) + "\n")
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """Reads the rows of a metrics file, a torn last one left out."""
+    lines = path.read_text().splitlines()
+    return [json.loads(line) for line in lines if _row_step(line) != float("inf")]
+
+
+def _row_step(line: str) -> float:
+    """The step of a row; infinity if the line is not a whole row."""
+    try:
+        return int(json.loads(line)["step"])
+    except (ValueError, TypeError, KeyError):
+        return float("inf")

@@ -1,0 +1,162 @@
+"""The train step and the evaluation step: pure functions of a state and a batch, jitted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from bayesmem.train.losses import Batch, LossSums, batch_sums, mean_of_sums
+from bayesmem.train.sharding import BATCH_AXES, parameter_shardings
+
+PyTree = Any
+Metrics = dict[str, jax.Array]
+
+
+class TrainState(NamedTuple):
+    """Everything a step reads and writes."""
+
+    step: jax.Array  # int32 []: batches consumed, skipped ones included
+    params: PyTree
+    opt_state: optax.OptState
+    rng: jax.Array  # typed key []; split once a step
+    skipped: jax.Array  # int32 []: steps left out because of non-finite values
+
+
+def create_state(
+    model: nn.Module, optimizer: optax.GradientTransformation, seed: int, mesh: Mesh
+) -> tuple[TrainState, PyTree]:
+    """Initialises parameters and optimizer in place on the mesh.
+
+    The values depend on the seed alone, not on the mesh.
+
+    Args:
+      model: a language model.
+      optimizer: from `make_optimizer`.
+      seed: of the parameters and of the state's key.
+      mesh: from `make_mesh`.
+
+    Returns:
+      The unboxed state, and its shardings as a tree in the same structure.
+    """
+
+    def boxed(key: jax.Array) -> TrainState:
+        init_key, run_key = jax.random.split(key)
+        params = model.init(init_key, jnp.zeros((1, 2), jnp.int32))["params"]
+        zero = jnp.zeros((), jnp.int32)
+        return TrainState(zero, params, optimizer.init(params), run_key, zero)
+
+    key = jax.random.key(seed)
+    shardings = parameter_shardings(mesh, jax.eval_shape(boxed, key))
+    create = jax.jit(lambda key: nn.meta.unbox(boxed(key)), out_shardings=shardings)
+    return create(key), shardings
+
+
+def abstract_params(model: nn.Module, mesh: Mesh) -> PyTree:
+    """Shapes, types and placement of a model's parameters, as a restore target."""
+    boxed = jax.eval_shape(lambda: model.init(jax.random.key(0), jnp.zeros((1, 2), jnp.int32)))
+    return jax.tree.map(
+        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+        nn.meta.unbox(boxed["params"]),
+        parameter_shardings(mesh, boxed["params"]),
+    )
+
+
+def make_train_step(
+    model: nn.Module,
+    optimizer: optax.GradientTransformation,
+    schedule: optax.Schedule,
+    shardings: PyTree,
+    *,
+    grad_accumulation: int = 1,
+) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
+    """Builds the jitted step; it donates the state it is given.
+
+    The loss is the mean over the counted targets of the whole batch, whatever the number of
+    microbatches and devices. A step whose loss or gradient norm is not finite leaves parameters
+    and optimizer as they were and is counted in `skipped`.
+
+    Args:
+      model: a language model.
+      optimizer: from `make_optimizer`.
+      schedule: from `make_schedule`, for the metric only.
+      shardings: second result of `create_state`.
+      grad_accumulation: microbatches run one after the other; must divide the batch.
+
+    Returns:
+      `step(state, batch) -> (state, metrics)`, metrics float32 []: `loss` (nats a counted
+      target), `accuracy`, `grad_norm` (before clipping), `lr`, `tokens` (counted targets),
+      `skipped` (steps left out so far).
+    """
+
+    def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+        rng, key = jax.random.split(state.rng)
+        micro = _microbatches(batch, grad_accumulation, shardings.step.mesh)
+        sums, grads = _summed_gradients(model, state.params, micro, key)
+        metrics = mean_of_sums(sums)
+        grads = jax.tree.map(lambda g: g / jnp.maximum(sums.count, 1.0).astype(g.dtype), grads)
+        norm = optax.tree.norm(grads)
+        finite = jnp.isfinite(metrics["loss"]) & jnp.isfinite(norm)
+        updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+        stepped = (optax.apply_updates(state.params, updates), opt_state)
+        params, opt_state = jax.tree.map(
+            lambda new, old: jnp.where(finite, new, old), stepped, (state.params, state.opt_state)
+        )
+        skipped = state.skipped + (1 - finite.astype(jnp.int32))
+        metrics |= {"grad_norm": norm, "lr": schedule(state.step - state.skipped)}
+        metrics["skipped"] = skipped
+        metrics = {name: jnp.asarray(value, jnp.float32) for name, value in metrics.items()}
+        return TrainState(state.step + 1, params, opt_state, rng, skipped), metrics
+
+    return jax.jit(step, donate_argnums=0, out_shardings=(shardings, None))
+
+
+def make_eval_step(model: nn.Module) -> Callable[[PyTree, Batch], LossSums]:
+    """Builds the jitted `(params, batch) -> LossSums` of a batch, without any update."""
+    return jax.jit(lambda params, batch: batch_sums(model, params, batch))
+
+
+def _microbatches(batch: Batch, parts: int, mesh: Mesh) -> Batch:
+    """Splits [B, ...] into [parts, B / parts, ...].
+
+    Microbatch i takes rows i, i + parts, ...: each device then finds its rows on itself.
+    """
+
+    def split(array: jax.Array) -> jax.Array:
+        if array.shape[0] % parts:
+            raise ValueError(
+                f"batch: found {array.shape[0]} rows; wanted a multiple of "
+                f"train.grad_accumulation = {parts}"
+            )
+        stacked = jnp.swapaxes(array.reshape(-1, parts, *array.shape[1:]), 0, 1)
+        others = (PartitionSpec.UNCONSTRAINED,) * (stacked.ndim - 2)
+        rows = NamedSharding(mesh, PartitionSpec(None, BATCH_AXES, *others))
+        return jax.lax.with_sharding_constraint(stacked, rows)
+
+    return jax.tree.map(split, dict(batch))
+
+
+def _summed_gradients(
+    model: nn.Module, params: PyTree, micro: Batch, key: jax.Array
+) -> tuple[LossSums, PyTree]:
+    """Sums of the loss and its gradient over microbatches [A, B, ...], one after the other."""
+
+    def loss(params: PyTree, batch: Batch, key: jax.Array) -> tuple[jax.Array, LossSums]:
+        sums = batch_sums(model, params, batch, key)
+        return sums.loss, sums
+
+    def add(carry: tuple[LossSums, PyTree], item: tuple[Batch, jax.Array]) -> tuple[Any, None]:
+        batch, index = item
+        grads, sums = jax.grad(loss, has_aux=True)(params, batch, jax.random.fold_in(key, index))
+        return jax.tree.map(jnp.add, carry, (sums, grads)), None
+
+    first, parts = jax.tree.map(lambda x: x[0], micro), micro["inputs"].shape[0]
+    shapes = jax.eval_shape(lambda: batch_sums(model, params, first))
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), (shapes, params))
+    (sums, grads), _ = jax.lax.scan(add, zeros, (micro, jnp.arange(parts)))
+    return sums, grads

@@ -1,0 +1,108 @@
+"""The run's directory: who owns it, and the config it was started with."""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from bayesmem.train.records import write_json
+
+CONFIG = "config.json"
+CHECKPOINTS = "checkpoints"
+RESULT = "train_result.json"
+
+# Keys that may differ when a run is continued: they change what is written and when, or where the
+# arrays live, not what is trained.
+MAY_DIFFER = (
+    "train.log_every",
+    "train.eval_every",
+    "train.eval_batches",
+    "train.checkpoint_every",
+    "train.keep_checkpoints",
+    "train.wandb_project",
+    "mesh.*",
+)
+
+
+def claim_workdir(workdir: Path, config: Mapping[str, Any]) -> None:
+    """Creates the directory and writes config.json, or checks the one that is there.
+
+    An existing config.json is never rewritten: it says how the run was started.
+
+    Args:
+      workdir: the run's directory, created with its parents if missing.
+      config: the whole config, of JSON values and tuples.
+
+    Raises:
+      NotADirectoryError: the path, or a parent of it, is a file.
+      ValueError: the directory belongs to a run whose config differs in a key that is not in
+        `MAY_DIFFER`; the message names the keys with both values.
+    """
+    path = workdir / CONFIG
+    if jax.process_index() == 0:
+        try:
+            workdir.mkdir(parents=True, exist_ok=True)
+        except (FileExistsError, NotADirectoryError) as error:
+            raise NotADirectoryError(
+                f"workdir: found a file at {workdir}; wanted a directory"
+            ) from error
+        if not path.exists():
+            write_json(path, _as_json(config))
+            return
+    if path.exists():
+        _check_same(workdir, _flat(read_config(workdir)), _flat(_as_json(config)))
+
+
+def read_config(workdir: Path) -> dict[str, Any]:
+    """Reads the config a run was started with; tuples come back as lists.
+
+    Raises:
+      FileNotFoundError: the directory holds no run.
+      ValueError: the file is not JSON.
+    """
+    path = workdir / CONFIG
+    if not path.is_file():
+        raise FileNotFoundError(f"workdir: found no {CONFIG} in {workdir}; wanted a training run")
+    try:
+        return json.loads(path.read_text())
+    except ValueError as error:
+        raise ValueError(
+            f"{path}: found text that is not JSON ({error}); wanted a config"
+        ) from error
+
+
+def _check_same(workdir: Path, old: dict[str, Any], new: dict[str, Any]) -> None:
+    absent = "nothing"
+    differing = [
+        f"{key}: {old.get(key, absent)!r} there, {new.get(key, absent)!r} asked"
+        for key in sorted(old.keys() | new.keys())
+        if old.get(key, absent) != new.get(key, absent)
+        and not any(fnmatch.fnmatch(key, pattern) for pattern in MAY_DIFFER)
+    ]
+    if differing:
+        raise ValueError(
+            "\n  ".join([f"workdir {workdir} holds a run with another config:", *differing])
+            + "\nuse another --workdir, or the config the run was started with"
+        )
+
+
+def _as_json(value: Any) -> Any:
+    """Plain JSON values: mappings as dicts, tuples as lists."""
+    if hasattr(value, "to_dict"):
+        value = value.to_dict()
+    return json.loads(json.dumps(value, default=lambda item: item.to_dict()))
+
+
+def _flat(tree: Any, prefix: str = "") -> dict[str, Any]:
+    """Dotted keys of nested dicts; an empty dict counts as a value."""
+    if not isinstance(tree, dict) or (prefix and not tree):
+        return {prefix: tree}
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        flat |= _flat(value, f"{prefix}.{key}" if prefix else key)
+    return flat

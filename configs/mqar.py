@@ -1,0 +1,49 @@
+"""Multi-query associative recall: 64 tokens, 4 pairs, one vocabulary of 256, width 64.
+
+python -m launch.train --config=configs/mqar.py:bayesian --workdir=/tmp/mqar
+
+Variants, joined by commas: a mixer, "bayesian" (default; without convolution) or another of
+`configs/common.py` (with the short convolution it is published with, if any), or a hybrid such as
+"bayesian+attention"; and a form of the task, "base" (default), "update" or "block":
+
+python -m launch.train --config=configs/mqar.py:gated_deltanet,update --workdir=/tmp/mqar_update
+
+Larger sizes: `--config.data.seq_len=512 --config.data.num_pairs=64 --config.data.vocab_size=8192
+--config.model.width=512`.
+"""
+
+import ml_collections
+
+from configs import common
+
+TASKS = ("base", "update", "block")
+
+
+def get_config(variant: str = "") -> ml_collections.ConfigDict:
+    """The config of a variant, locked.
+
+    Args:
+        variant: Comma parts as in the module docstring.
+
+    Returns:
+        ConfigDict.
+
+    Raises:
+        ValueError: A part that does not exist; lists what does.
+    """
+    chosen = common.choose(variant, {"mixer": common.MIXERS, "task": TASKS})
+    data = common.mqar_data()
+    data.variant = chosen["task"]
+    config = common.base(data, data.get_ref("vocab_size"))
+    config.model.width = 64
+    config.model.mlp_width = 128
+    common.use_mixers(config, chosen["mixer"], num_heads=2)
+    config.optimizer.learning_rate = 3e-3
+    config.optimizer.warmup_steps = 100
+    config.train.steps = 2_500
+    config.train.batch_size = 128
+    config.train.log_every = 50
+    config.train.eval_every = 500
+    config.train.eval_batches = 8  # all of the valid split
+    config.train.checkpoint_every = 500
+    return config.lock()

@@ -1,0 +1,38 @@
+"""Errors that a user can act on, without the traceback."""
+
+import linecache
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+_OUR_PACKAGES = ("bayesmem", "launch", "configs")
+
+
+@contextmanager
+def short_errors() -> Iterator[None]:
+    """Turns such an error into one line and exit status 1; every other error passes unchanged.
+
+    Short are errors of the operating system (no such file, no space), a missing package, a config
+    key that does not exist, and a ValueError or NotImplementedError that this project itself
+    raises. One from inside a library keeps its traceback: it is a bug, not a message.
+    """
+    try:
+        yield
+    except (OSError, ImportError) as error:
+        sys.exit(f"error: {error}")
+    except (ValueError, NotImplementedError, AttributeError) as error:
+        if not _is_message(error):
+            raise
+        sys.exit(f"error: {error}")
+
+
+def _is_message(error: Exception) -> bool:
+    """Says whether a `raise` of ours made it, or the config that holds the user's key."""
+    *_, (frame, line) = traceback.walk_tb(error.__traceback__)
+    module = frame.f_globals.get("__name__", "")
+    if isinstance(error, AttributeError):
+        return module == "ml_collections.config_dict.config_dict"
+    # Built-in functions have no frame: what they raise seems to come from our line.
+    raised = linecache.getline(frame.f_code.co_filename, line).lstrip().startswith("raise ")
+    return raised and module.split(".")[0] in _OUR_PACKAGES

@@ -1,0 +1,138 @@
+"""Every config and variant builds; parameter counts are pinned; a key that nothing reads fails."""
+
+import importlib
+import itertools
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+import configs
+from bayesmem.data.mqar import MqarTask
+from bayesmem.models import ModelConfig, parameter_counts
+from bayesmem.train.loop import fit
+from bayesmem.train.parts import build_model, build_parts
+from bayesmem.train.settings import MeshSettings, OptimizerSettings, Settings, TrainSettings
+from bayesmem.train.sharding import make_mesh, parameter_shardings
+from configs import common, lm, mqar
+
+# Parameters of every model, by config and variant. A change here is a change of the experiments.
+PINNED: dict[str, int] = {
+    "lm:tiny,bayesian": 404_176,
+    "lm:tiny,deltanet": 373_440,
+    "lm:tiny,gated_deltanet": 407_248,
+    "lm:tiny,kda": 422_856,
+    "lm:tiny,linear_attention": 402_112,
+    "lm:tiny,retnet": 402_112,
+    "lm:tiny,gla": 410_560,
+    "lm:tiny,mamba2": 372_440,
+    "lm:tiny,attention": 369_280,
+    "lm:small,bayesian": 5_308_080,
+    "lm:small,deltanet": 4_927_104,
+    "lm:small,gated_deltanet": 5_326_512,
+    "lm:small,kda": 5_518_488,
+    "lm:small,linear_attention": 5_295_744,
+    "lm:small,retnet": 5_295_744,
+    "lm:small,gla": 5_346_432,
+    "lm:small,mamba2": 4_721_352,
+    "lm:small,attention": 4_902_144,
+    "mqar:bayesian": 107_400,
+    "mqar:deltanet": 100_480,
+    "mqar:gated_deltanet": 108_936,
+    "mqar:kda": 116_996,
+    "mqar:linear_attention": 106_880,
+    "mqar:retnet": 106_880,
+    "mqar:gla": 111_104,
+    "mqar:mamba2": 108_684,
+    "mqar:attention": 98_624,
+    "mqar:bayesian,base": 107_400,
+    "mqar:bayesian,update": 107_400,
+    "mqar:bayesian,block": 107_400,
+}
+
+VARIANTS = {
+    "lm": [",".join(parts) for parts in itertools.product(lm.SIZES, common.MIXERS)],
+    "mqar": [*common.MIXERS, *(f"bayesian,{task}" for task in mqar.TASKS)],
+}
+ALL = [f"{name}:{variant}" for name, variants in VARIANTS.items() for variant in variants]
+
+
+def load(config):
+    name, variant = config.split(":")
+    return importlib.import_module(f"configs.{name}").get_config(variant)
+
+
+def test_every_config_file_is_in_these_tests():
+    files = {path.stem for path in Path(configs.__file__).parent.glob("*.py")}
+    assert files - {"__init__", "common"} == set(VARIANTS)
+    assert set(PINNED) == set(ALL)
+
+
+@pytest.mark.parametrize("config", ALL)
+def test_config_builds_with_its_pinned_parameters(config):
+    values = load(config)
+    assert values.is_locked
+    Settings.from_config(values)
+    model = build_model(values)
+    boxed = jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, 2), jnp.int32))
+    assert parameter_counts(boxed["params"])["total"] == PINNED[config]
+    parameter_shardings(make_mesh(MeshSettings(), jax.devices()[:1]), boxed["params"])
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_default_variant_and_unknown_variant(name):
+    module = importlib.import_module(f"configs.{name}")
+    assert module.get_config() == module.get_config("")
+    with pytest.raises(ValueError, match="banana.*bayesian, deltanet"):
+        module.get_config("banana")
+    assert f"--config=configs/{name}.py" in module.__doc__
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_key_that_nothing_reads_is_an_error_in_every_section(name):
+    base = importlib.import_module(f"configs.{name}").get_config().to_dict()
+    base["data"] |= {"path": __file__} if name == "lm" else {"train_examples": 128}
+    for section in ("model", "data", "optimizer", "train", "mesh"):
+        changed = base | {section: base[section] | {"unread": 1}}
+        with pytest.raises(ValueError, match="unread"):
+            build_parts(changed, Settings.from_config(changed))
+    with pytest.raises(ValueError, match="unread"):
+        Settings.from_config(base | {"unread": 1})
+    mixer = base["model"]["mixers"][0]
+    options = {mixer: {"num_heads": 2, "unread": 1}}
+    with pytest.raises(ValueError, match="unread"):
+        ModelConfig.from_dict(base["model"] | {"mixer_options": options})
+
+
+def small_mqar(task):
+    """The MQAR config at sizes that train in a second."""
+    config = mqar.get_config(f"attention,{task}").unlock()
+    config.model.width, config.model.num_layers, config.model.mlp_width = 16, 1, 16
+    config.optimizer.warmup_steps = 1
+    config.train.update({"steps": 2, "batch_size": 2, "eval_batches": 1})
+    config.data.update({"train_examples": 4, "valid_examples": 4, "num_pairs": 2, "seq_len": 16})
+    return config
+
+
+def test_every_parsed_key_is_read_by_a_run(tmp_path, monkeypatch):
+    """Parsing and validating a key is not reading it: a run has to."""
+    kinds = (OptimizerSettings, TrainSettings, MeshSettings, ModelConfig, MqarTask)
+    own = ("__init__", "__post_init__", "__eq__", "__hash__", "__repr__")
+    read = set()
+
+    def record(self, name):
+        if sys._getframe(1).f_code.co_name not in own:
+            read.add((type(self), name))
+        return object.__getattribute__(self, name)
+
+    for kind in kinds:
+        monkeypatch.setattr(kind, "__getattribute__", record, raising=False)
+    for task in mqar.TASKS:
+        config = small_mqar(task)
+        settings = Settings.from_config(config)
+        parts = build_parts(config, settings)
+    fit(parts, settings, tmp_path)
+    fields = {(kind, name) for kind in kinds for name in kind.__dataclass_fields__}
+    assert fields - read == set()

@@ -1,0 +1,41 @@
+"""The one tolerance table: dtype x (value or gradient), scaled by the root of the reduced length."""
+
+import math
+
+import numpy as np
+
+_RELATIVE = {
+    ("float64", "value"): 1e-10,
+    ("float64", "gradient"): 1e-10,
+    ("float32", "value"): 2e-6,
+    ("float32", "gradient"): 1e-5,
+    ("bfloat16", "value"): 8e-3,
+    ("bfloat16", "gradient"): 2e-2,
+}
+
+
+def tolerance(dtype, kind: str = "value", length: int = 1) -> dict[str, float]:
+    """Returns `rtol` and `atol` for `np.testing.assert_allclose`.
+
+    Args:
+      dtype: of the arithmetic compared.
+      kind: "value" or "gradient".
+      length: number of terms that the compared numbers sum or steps they went through.
+    """
+    name = "bfloat16" if "bfloat16" in str(dtype) else np.dtype(dtype).name
+    relative = _RELATIVE[name, kind]
+    if name != "float64":
+        relative *= math.sqrt(length)
+    return {"rtol": relative, "atol": relative}
+
+
+def assert_close(found, wanted, dtype, kind: str = "value", length: int = 1) -> None:
+    """Asserts that arrays agree to the table's tolerance, relative to the largest of `wanted`.
+
+    Elements near zero of a large array are held to the array's own scale, never to less than 1.
+    """
+    found, wanted = np.asarray(found, np.float64), np.asarray(wanted, np.float64)
+    assert found.shape == wanted.shape, f"shapes {found.shape} and {wanted.shape}"
+    limits = tolerance(dtype, kind, length)
+    scale = max(1.0, float(np.abs(wanted).max(initial=0.0)))
+    np.testing.assert_allclose(found, wanted, rtol=limits["rtol"], atol=limits["atol"] * scale)

@@ -1,0 +1,69 @@
+"""Losses: the ignore label, query positions, and the empty batch (case C13)."""
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bayesmem.train.losses import batch_logits, batch_sums, mean_of_sums, sum_losses
+from tests.tolerances import tolerance
+from tests.train.toys import VOCAB, ToyModel, batch_at
+
+
+def model_and_params():
+    model = ToyModel()
+    variables = model.init(jax.random.key(0), jnp.zeros((1, 2), jnp.int32))
+    return model, nn.meta.unbox(variables)["params"]
+
+
+def test_equal_logits_cost_log_of_the_vocabulary():
+    sums = sum_losses(jnp.zeros((2, 3, 5)), jnp.array([[0, 1, -100], [4, -100, -100]]))
+    np.testing.assert_allclose(sums.loss, 3 * np.log(5), **tolerance(jnp.float32))
+    assert float(sums.count) == 3
+    assert float(sums.correct) == 1  # argmax of equal logits is id 0
+
+
+def test_loss_is_the_masked_mean_of_numpy():
+    rng = np.random.default_rng(1)
+    logits = rng.normal(size=(4, 6, VOCAB))
+    targets = rng.integers(0, VOCAB, (4, 6))
+    targets[rng.random((4, 6)) < 0.4] = -100
+    log_probs = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    kept = targets != -100
+    wanted = -np.take_along_axis(log_probs, np.where(kept, targets, 0)[..., None], -1)[..., 0]
+    means = mean_of_sums(sum_losses(jnp.asarray(logits, jnp.float32), jnp.asarray(targets)))
+    np.testing.assert_allclose(means["loss"], wanted[kept].mean(), **tolerance(jnp.float32))
+    hits = (logits.argmax(-1) == targets)[kept].mean()
+    np.testing.assert_allclose(means["accuracy"], hits, **tolerance(jnp.float32))
+
+
+def test_all_ignored_gives_zero_loss_and_finite_gradients():
+    model, params = model_and_params()
+    batch = batch_at(0) | {"targets": np.full((8, 6), -100, np.int32)}
+
+    def loss(params):
+        means = mean_of_sums(batch_sums(model, params, batch))
+        return means["loss"], means
+
+    grads, means = jax.grad(loss, has_aux=True)(params)
+    assert float(means["loss"]) == 0 and float(means["tokens"]) == 0
+    for leaf in jax.tree.leaves(grads):
+        np.testing.assert_array_equal(leaf, np.zeros(leaf.shape))
+
+
+def test_ignored_targets_do_not_move_gradients():
+    logits = jnp.asarray(np.random.default_rng(2).normal(size=(1, 2, 5)), jnp.float32)
+    grad = jax.grad(lambda x: sum_losses(x, jnp.array([[3, -100]])).loss)(logits)
+    np.testing.assert_array_equal(grad[0, 1], np.zeros(5))
+    assert np.abs(grad[0, 0]).max() > 0
+
+
+def test_query_positions_give_the_full_logits_at_those_positions():
+    model, params = model_and_params()
+    batch = batch_at(0)
+    full = batch_logits(model, params, batch)
+    positions = np.array([[5, 0, 3]] * 4 + [[1, 1, 2]] * 4, np.int32)
+    queried = batch_logits(model, params, batch | {"query_positions": positions})
+    assert queried.shape == (8, 3, VOCAB)
+    wanted = np.take_along_axis(np.asarray(full), positions[..., None], axis=1)
+    np.testing.assert_allclose(queried, wanted, **tolerance(jnp.float32))
