@@ -2,7 +2,9 @@
 
 `--config=configs/NAME.py:VARIANT` picks a variant, `--config.train.steps=100` changes any key.
 SIGTERM and SIGINT save a checkpoint and exit with status 0; the same command then continues, as it
-does after a kill. Several hosts: the same command on each, with `--distributed`.
+does after a kill. Several processes or hosts, with one workdir that all of them see: the same
+command on each, with `--distributed`; where JAX knows the scheduler (Slurm, Kubernetes, TPU pods,
+Open MPI) that is all, elsewhere add `--coordinator=HOST:PORT --num_processes=N --process_id=I`.
 """
 
 import json
@@ -19,6 +21,9 @@ from launch.errors import short_errors
 _CONFIG = config_flags.DEFINE_config_file("config", help_string="Config file, with :VARIANT.")
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run.", required=True)
 _DISTRIBUTED = flags.DEFINE_bool("distributed", False, "Call jax.distributed.initialize first.")
+_COORDINATOR = flags.DEFINE_string("coordinator", None, "HOST:PORT of process 0.")
+_NUM_PROCESSES = flags.DEFINE_integer("num_processes", None, "Processes of the run.")
+_PROCESS_ID = flags.DEFINE_integer("process_id", None, "Number of this one, from 0.")
 flags.mark_flag_as_required("config")
 
 
@@ -27,11 +32,13 @@ def main(argv: list[str]) -> None:
     if len(argv) > 1:
         raise app.UsageError(f"found arguments {argv[1:]}, wanted flags only")
     if _DISTRIBUTED.value:
-        jax.distributed.initialize()
+        jax.distributed.initialize(_COORDINATOR.value, _NUM_PROCESSES.value, _PROCESS_ID.value)
     # Orbax reports every file it touches; its warnings and our own lines stay.
     absl_logging.set_verbosity(absl_logging.WARNING)
     logging.getLogger("bayesmem").setLevel(logging.INFO)
-    print(json.dumps(train(_CONFIG.value, _WORKDIR.value), indent=1))
+    result = train(_CONFIG.value, _WORKDIR.value)
+    if jax.process_index() == 0:
+        print(json.dumps(result, indent=1))
 
 
 if __name__ == "__main__":

@@ -7,14 +7,13 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float, Int
 
-from bayesmem.array_types import Hidden, Keys, Positions, RowCounts, SegmentIds, StepMask
+from bayesmem.array_types import Hidden, Keys, Positions, RowCounts, SegmentIds
 from bayesmem.layers.heads import HEAD_AXES
 from bayesmem.layers.interface import check_input, mask_padding
 from bayesmem.layers.linear import linear
 from bayesmem.layers.options import (
     HeadLayout,
     default_head_dim,
-    require_even,
     require_positive,
 )
 from bayesmem.layers.rotary import document_positions, next_position, rotate
@@ -67,14 +66,14 @@ class Attention(nn.Module):
         """Checks the sizes."""
         super().__post_init__()
         require_positive(max_length=self.max_length)
-        require_even("head_dim", self.layout.key_dim)
+        _ = self.layout
 
     @property
     def layout(self) -> HeadLayout:
         """Numbers and sizes; here `key_heads` serve keys and values, `value_heads` queries."""
         head_dim = default_head_dim(self.width, self.num_heads, self.head_dim)
         kv_heads = self.num_heads if self.num_kv_heads is None else self.num_kv_heads
-        return HeadLayout(kv_heads, self.num_heads, head_dim, head_dim)
+        return HeadLayout(kv_heads, self.num_heads, head_dim, head_dim, positions=True)
 
     @nn.nowrap
     def init_state(self, batch: int) -> KVCache:
@@ -101,13 +100,13 @@ class Attention(nn.Module):
         """
         check_input(x, self.width, segment_ids)
         batch, steps, _ = x.shape
-        _require_capacity(self.max_length, 0, steps)
+        _require_capacity(self.max_length, steps)
         fresh = state is None
         cache = self.init_state(batch) if state is None else state
         valid = jnp.ones((batch, steps), bool) if segment_ids is None else valid_steps(segment_ids)
         positions = document_positions((batch, steps), segment_ids, cache.position, positions)
         if steps and not fresh:
-            _require_capacity(self.max_length, cache.length, jnp.sum(valid, axis=1))
+            _require_capacity(self.max_length, _most(cache.length + jnp.sum(valid, axis=1)))
         x = mask_padding(x, segment_ids)
         q, k, v = self._heads(x, positions)
         document = jnp.zeros((batch, steps), jnp.int32)
@@ -171,14 +170,17 @@ def _attend(
     return jax.nn.dot_product_attention(q, k, v, mask=mask[:, None])
 
 
-def _require_capacity(capacity: int, cached: RowCounts | int, new: StepMask | int) -> None:
-    """Raises ValueError where the tokens do not fit and their number is known."""
-    try:
-        wanted = int(jnp.max(cached + new))
-    except jax.errors.ConcretizationTypeError:
-        return
+def _require_capacity(capacity: int, wanted: int) -> None:
     if wanted > capacity:
         raise ValueError(
             f"max_length: the cache holds {capacity} tokens, wanted {wanted}; "
             f"build the layer with a larger max_length"
         )
+
+
+def _most(counts: RowCounts) -> int:
+    """Returns the largest count, or 0 where the counts are not known yet (inside of `jit`)."""
+    try:
+        return int(jnp.max(counts))
+    except jax.errors.ConcretizationTypeError:
+        return 0

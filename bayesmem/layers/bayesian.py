@@ -5,6 +5,7 @@ variance ell^2 and observation variance r^2. The filter of that model is the wri
 """
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,11 +17,10 @@ from bayesmem.array_types import (
     HeadScalars,
     Hidden,
     Keys,
-    Positions,
-    SegmentIds,
+    Values,
 )
 from bayesmem.layers.gates import SoftplusGate, StepDecay, inverse_softplus
-from bayesmem.layers.heads import mix_heads
+from bayesmem.layers.heads import Heads, empty_state, mix_heads
 from bayesmem.layers.interface import MixerState
 from bayesmem.layers.linear import parameter
 from bayesmem.layers.options import (
@@ -80,6 +80,8 @@ class BayesianLayer(nn.Module):
     initial_process_var: float = 0.01
     options: MixerOptions = MixerOptions()
 
+    __call__ = mix_heads
+
     def __post_init__(self):
         """Checks the sizes."""
         super().__post_init__()
@@ -90,65 +92,51 @@ class BayesianLayer(nn.Module):
                 f"num_groups: found {self.num_groups}, wanted a divisor of the value_dim "
                 f"{self.layout.value_dim}"
             )
-        lowest = {"prior_var": 0.0, "obs_var": ops.OBS_VAR_FLOOR, "process_var": 0.0}
+        lowest = {"obs_var": ops.OBS_VAR_FLOOR, "process_var": 0.0}
         for name, low in lowest.items():
             value = getattr(self, name)
             if value is not None and not low <= value < math.inf:
                 raise ValueError(f"{name}: found {value}, wanted a finite variance >= {low}")
-        for name in ("initial_obs_var", "initial_process_var"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name}: found {getattr(self, name)}, wanted a variance > 0")
+        for name in ("prior_var", "initial_obs_var", "initial_process_var"):
+            value = getattr(self, name)
+            if not 0 < value < math.inf:
+                raise ValueError(f"{name}: found {value}, wanted a finite variance > 0")
 
     @property
     def layout(self) -> HeadLayout:
         """Numbers and sizes of the heads; `key_dim` counts the real rows only."""
         head_dim = default_head_dim(self.width, self.num_heads, self.head_dim)
         value_dim = head_dim if self.value_dim is None else self.value_dim
-        return HeadLayout(self.num_heads, self.num_heads, head_dim, value_dim)
+        return HeadLayout(self.num_heads, self.num_heads, head_dim, value_dim, unit_keys=True)
 
     @nn.nowrap
     def init_state(self, batch: int) -> MixerState:
-        """Returns the prior belief of `batch` rows: a `KalmanState` and a convolution window."""
+        """Returns the prior belief of `batch` rows, a `KalmanState`, and a convolution window."""
         layout = self.layout
         rows = layout.key_dim * (2 if self.rotation else 1)
         mean = jnp.zeros((batch, self.num_heads, rows, layout.value_dim), jnp.float32)
         prior = (1.0 if self.learn_prior else self.prior_var) * jnp.eye(rows, dtype=jnp.float32)
         cov = jnp.broadcast_to(prior, (batch, self.num_heads, self.num_groups, rows, rows))
-        return MixerState(
-            ops.KalmanState(mean, cov),
-            layout.conv_window(batch, self.options.conv_size),
+        return empty_state(layout, self.options, batch, ops.KalmanState(mean, cov))
+
+    def recurrence(self, heads: Heads, **op: Any) -> tuple[Values, ops.KalmanState]:
+        """Makes the design model of every token and filters; see `HeadMixer`."""
+        x, q, k, v, _ = heads
+        if self.rotation:
+            q, k = _real_rows(q), _real_rows(k)
+        log_decay, angle = self._transition(x)
+        process_var, obs_var = self._noise(x)
+        return ops.kalman_memory(
+            q,
+            k,
+            v,
+            log_decay=log_decay,
+            angle=angle,
+            process_var=process_var,
+            obs_var=obs_var,
+            prior_var=1.0 if self.learn_prior else self.prior_var,
+            **op,
         )
-
-    @nn.compact
-    def __call__(
-        self,
-        x: Hidden,
-        state: MixerState | None = None,
-        *,
-        segment_ids: SegmentIds | None = None,
-        positions: Positions | None = None,
-    ) -> tuple[Hidden, MixerState]:
-        """Returns the layer's output [B, T, W] and the belief after it; see `Mixer`."""
-        del positions
-
-        def recurrence(x, q, k, v, memory):
-            log_decay, angle = self._transition(x)
-            process_var, obs_var = self._noise(x)
-            return ops.kalman_memory(
-                _real_rows(q) if self.rotation else q,
-                _real_rows(k) if self.rotation else k,
-                v,
-                log_decay=log_decay,
-                angle=angle,
-                process_var=process_var,
-                obs_var=obs_var,
-                prior_var=1.0 if self.learn_prior else self.prior_var,
-                state=memory,
-                segment_ids=segment_ids,
-                **self.options.op_arguments(),
-            )
-
-        return mix_heads(self, recurrence, x, state, segment_ids, unit_keys=True)
 
     def _transition(self, x: Hidden) -> tuple[jax.Array | None, jax.Array | None]:
         """Returns log_decay, None or [B, T, H, *D], and angle, None or [B, T, H, D/2]."""

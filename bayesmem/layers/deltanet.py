@@ -1,13 +1,14 @@
 """DeltaNet: error-correcting writes with a learned strength (arXiv 2102.11174, 2406.06484)."""
 
+from typing import Any
+
 from flax import linen as nn
 
 from bayesmem import ops
-from bayesmem.array_types import Hidden, Positions, SegmentIds
+from bayesmem.array_types import Memory, Values
 from bayesmem.layers.gates import SigmoidGate
-from bayesmem.layers.heads import mix_heads
-from bayesmem.layers.interface import MixerState
-from bayesmem.layers.options import HeadLayout, MixerOptions, default_head_dim
+from bayesmem.layers.heads import Heads, fresh_state, mix_heads
+from bayesmem.layers.options import HeadLayout, MixerOptions, equal_heads
 
 
 class DeltaNet(nn.Module):
@@ -29,44 +30,21 @@ class DeltaNet(nn.Module):
     negative_eigenvalues: bool = False
     options: MixerOptions = MixerOptions(conv_size=4, activation="silu", output_gate="none")
 
-    def __post_init__(self):
-        """Checks the sizes."""
-        super().__post_init__()
-        _ = self.layout
+    __call__ = mix_heads
+    init_state = fresh_state
+
+    def recurrence(self, heads: Heads, **op: Any) -> tuple[Values, Memory]:
+        """Makes beta and runs the delta rule; see `HeadMixer`."""
+        x, q, k, v, _ = heads
+        beta = SigmoidGate(self.num_heads, 1.0 + self.negative_eigenvalues, name="beta")(x)
+        return ops.delta_rule(q * q.shape[-1] ** -0.5, k, v, beta=beta, **op)
 
     @property
     def layout(self) -> HeadLayout:
         """Numbers and sizes of the heads."""
-        head_dim = default_head_dim(self.width, self.num_heads, self.head_dim)
-        return HeadLayout(self.num_heads, self.num_heads, head_dim, head_dim)
+        return equal_heads(self.width, self.num_heads, self.head_dim, unit_keys=True)
 
-    @nn.nowrap
-    def init_state(self, batch: int) -> MixerState:
-        """Returns the state of `batch` fresh rows."""
-        return self.layout.init_state(batch, self.options)
-
-    @nn.compact
-    def __call__(
-        self,
-        x: Hidden,
-        state: MixerState | None = None,
-        *,
-        segment_ids: SegmentIds | None = None,
-        positions: Positions | None = None,
-    ) -> tuple[Hidden, MixerState]:
-        """Returns the layer's output [B, T, W] and the state after it; see `Mixer`."""
-        del positions
-
-        def recurrence(x, q, k, v, memory):
-            beta = SigmoidGate(self.num_heads, 1.0 + self.negative_eigenvalues, name="beta")(x)
-            return ops.delta_rule(
-                q * self.layout.key_dim**-0.5,
-                k,
-                v,
-                beta=beta,
-                state=memory,
-                segment_ids=segment_ids,
-                **self.options.op_arguments(),
-            )
-
-        return mix_heads(self, recurrence, x, state, segment_ids, unit_keys=True)
+    def __post_init__(self):
+        """Checks that the heads fit the width."""
+        super().__post_init__()
+        _ = self.layout

@@ -1,12 +1,13 @@
 """Gated DeltaNet: the delta rule on a memory that decays (arXiv 2412.06464)."""
 
+from typing import Any
+
 from flax import linen as nn
 
 from bayesmem import ops
-from bayesmem.array_types import Hidden, Positions, SegmentIds
+from bayesmem.array_types import Memory, Values
 from bayesmem.layers.gates import SigmoidGate, StepDecay
-from bayesmem.layers.heads import mix_heads
-from bayesmem.layers.interface import MixerState
+from bayesmem.layers.heads import Heads, fresh_state, mix_heads
 from bayesmem.layers.options import HeadLayout, MixerOptions, default_head_dim, expanded
 
 
@@ -34,10 +35,16 @@ class GatedDeltaNet(nn.Module):
     negative_eigenvalues: bool = False
     options: MixerOptions = MixerOptions(conv_size=4, activation="silu")
 
-    def __post_init__(self):
-        """Checks the sizes."""
-        super().__post_init__()
-        _ = self.layout
+    __call__ = mix_heads
+    init_state = fresh_state
+
+    def recurrence(self, heads: Heads, **op: Any) -> tuple[Values, Memory]:
+        """Makes beta and one decay a head and runs the delta rule; see `HeadMixer`."""
+        x, q, k, v, _ = heads
+        count = self.layout.value_heads
+        beta = SigmoidGate(count, 1.0 + self.negative_eigenvalues, name="beta")(x)
+        log_decay, _ = StepDecay(count, name="decay")(x)
+        return ops.delta_rule(q * q.shape[-1] ** -0.5, k, v, beta=beta, log_decay=log_decay, **op)
 
     @property
     def layout(self) -> HeadLayout:
@@ -45,38 +52,9 @@ class GatedDeltaNet(nn.Module):
         head_dim = default_head_dim(self.width, self.num_heads, self.head_dim)
         value_heads = self.num_heads if self.num_value_heads is None else self.num_value_heads
         value_dim = expanded("head_dim", head_dim, "expand_v", self.expand_v)
-        return HeadLayout(self.num_heads, value_heads, head_dim, value_dim)
+        return HeadLayout(self.num_heads, value_heads, head_dim, value_dim, unit_keys=True)
 
-    @nn.nowrap
-    def init_state(self, batch: int) -> MixerState:
-        """Returns the state of `batch` fresh rows."""
-        return self.layout.init_state(batch, self.options)
-
-    @nn.compact
-    def __call__(
-        self,
-        x: Hidden,
-        state: MixerState | None = None,
-        *,
-        segment_ids: SegmentIds | None = None,
-        positions: Positions | None = None,
-    ) -> tuple[Hidden, MixerState]:
-        """Returns the layer's output [B, T, W] and the state after it; see `Mixer`."""
-        del positions
-
-        def recurrence(x, q, k, v, memory):
-            heads = self.layout.value_heads
-            beta = SigmoidGate(heads, 1.0 + self.negative_eigenvalues, name="beta")(x)
-            decay = StepDecay(heads, name="decay")(x)
-            return ops.delta_rule(
-                q * self.layout.key_dim**-0.5,
-                k,
-                v,
-                beta=beta,
-                log_decay=decay.log_decay,
-                state=memory,
-                segment_ids=segment_ids,
-                **self.options.op_arguments(),
-            )
-
-        return mix_heads(self, recurrence, x, state, segment_ids, unit_keys=True)
+    def __post_init__(self):
+        """Checks the heads, their ratio and expand_v."""
+        super().__post_init__()
+        _ = self.layout

@@ -1,13 +1,20 @@
 """Gated linear attention: a decay for each key dimension from the input (arXiv 2312.06635)."""
 
+from typing import Any
+
 from flax import linen as nn
 
 from bayesmem import ops
-from bayesmem.array_types import Hidden, Positions, SegmentIds
+from bayesmem.array_types import Memory, Values
 from bayesmem.layers.gates import SigmoidDecay
-from bayesmem.layers.heads import mix_heads
-from bayesmem.layers.interface import MixerState
-from bayesmem.layers.options import HeadLayout, MixerOptions, default_head_dim, expanded
+from bayesmem.layers.heads import Heads, fresh_state, mix_heads
+from bayesmem.layers.options import (
+    HeadLayout,
+    MixerOptions,
+    default_head_dim,
+    expanded,
+    require_positive,
+)
 
 
 class GLA(nn.Module):
@@ -31,10 +38,16 @@ class GLA(nn.Module):
     decay_temperature: float = 16.0
     options: MixerOptions = MixerOptions()
 
-    def __post_init__(self):
-        """Checks the sizes."""
-        super().__post_init__()
-        _ = self.layout
+    __call__ = mix_heads
+    init_state = fresh_state
+
+    def recurrence(self, heads: Heads, **op: Any) -> tuple[Values, Memory]:
+        """Makes a decay for each key dimension and sums; see `HeadMixer`."""
+        x, q, k, v, _ = heads
+        log_decay = SigmoidDecay(
+            (self.num_heads, q.shape[-1]), self.decay_rank, self.decay_temperature, name="decay"
+        )(x)
+        return ops.linear_attention(q * q.shape[-1] ** -0.5, k, v, log_decay=log_decay, **op)
 
     @property
     def layout(self) -> HeadLayout:
@@ -43,38 +56,10 @@ class GLA(nn.Module):
         key_dim = expanded("head_dim", head_dim, "expand_k", self.expand_k)
         return HeadLayout(self.num_heads, self.num_heads, key_dim, head_dim)
 
-    @nn.nowrap
-    def init_state(self, batch: int) -> MixerState:
-        """Returns the state of `batch` fresh rows."""
-        return self.layout.init_state(batch, self.options)
-
-    @nn.compact
-    def __call__(
-        self,
-        x: Hidden,
-        state: MixerState | None = None,
-        *,
-        segment_ids: SegmentIds | None = None,
-        positions: Positions | None = None,
-    ) -> tuple[Hidden, MixerState]:
-        """Returns the layer's output [B, T, W] and the state after it; see `Mixer`."""
-        del positions
-
-        def recurrence(x, q, k, v, memory):
-            gate = SigmoidDecay(
-                (self.num_heads, self.layout.key_dim),
-                self.decay_rank,
-                self.decay_temperature,
-                name="decay",
-            )
-            return ops.linear_attention(
-                q * self.layout.key_dim**-0.5,
-                k,
-                v,
-                log_decay=gate(x),
-                state=memory,
-                segment_ids=segment_ids,
-                **self.options.op_arguments(),
-            )
-
-        return mix_heads(self, recurrence, x, state, segment_ids)
+    def __post_init__(self):
+        """Checks the heads, expand_k and the decay's sizes."""
+        super().__post_init__()
+        _ = self.layout
+        require_positive(decay_rank=self.decay_rank)
+        if not self.decay_temperature > 0:
+            raise ValueError(f"decay_temperature: found {self.decay_temperature}, wanted > 0")

@@ -1,21 +1,66 @@
-"""What stands around every recurrence: projections to heads before it, norm and gate after it."""
+"""What stands around every recurrence: projections to heads before it, norm and gate after it.
 
-from collections.abc import Callable
-from typing import Any, Protocol
+A recurrent layer is a Flax module that states its `layout`, its `options` and its `recurrence`, and
+takes the rest from here: `__call__ = mix_heads`, `init_state = fresh_state`.
+"""
+
+from typing import Any, NamedTuple, Protocol
 
 import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
-from jaxtyping import Array, Float
 
-from bayesmem.array_types import Hidden, Keys, SegmentIds, Values
+from bayesmem.array_types import Hidden, Keys, Positions, SegmentIds, Values
 from bayesmem.layers.interface import NO_STATE, MixerState, check_input, mask_padding
 from bayesmem.layers.linear import linear
 from bayesmem.layers.norm import RMSNorm, l2_normalise
 from bayesmem.layers.options import HeadLayout, MixerOptions
+from bayesmem.layers.rotary import document_positions, next_position
 from bayesmem.layers.short_convolution import ShortConvolution, Window
 
 HEAD_AXES = ("embed", "heads")
+
+
+class Heads(NamedTuple):
+    """What a recurrence is made from.
+
+    Attributes:
+      x: [B, T, W], the layer's input with zeros at the padding: for gates.
+      q: [B, T, Hk, D], queries.
+      k: [B, T, Hk, D], keys.
+      v: [B, T, H, M], values.
+      positions: [B, T] int32, of each token in its document.
+    """
+
+    x: Hidden
+    q: Keys
+    k: Keys
+    v: Values
+    positions: Positions
+
+
+class HeadMixer(Protocol):
+    """What `mix_heads` asks of a layer."""
+
+    @property
+    def width(self) -> int:
+        """W."""
+
+    @property
+    def layout(self) -> HeadLayout:
+        """Numbers and sizes of the heads."""
+
+    @property
+    def options(self) -> MixerOptions:
+        """The options all recurrent mixers share."""
+
+    def recurrence(self, heads: Heads, **op: Any) -> tuple[Values, Any]:
+        """Returns y [B, T, H, M] and the memory after it.
+
+        Args:
+          heads: queries, keys, values, and what gates are made from.
+          **op: state (the memory or None), segment_ids, chunk_size and implementation, for the op.
+        """
 
 
 class HeadProjections(nn.Module):
@@ -24,18 +69,16 @@ class HeadProjections(nn.Module):
     Attributes:
       layout: numbers and sizes of the heads.
       options: conv_size, activation and dtype are used.
-      unit_keys: whether queries and keys are L2-normalised (in float32).
     """
 
     layout: HeadLayout
     options: MixerOptions
-    unit_keys: bool = False
 
     @nn.compact
     def __call__(
         self, x: Hidden, window: Window | None, segment_ids: SegmentIds | None
     ) -> tuple[Keys, Keys, Values, Window | None]:
-        """Returns q, k [B, T, Hk, D], v [B, T, Hv, M] and the convolution's new window (or None).
+        """Returns q, k [B, T, Hk, D], v [B, T, H, M] and the convolution's new window (or None).
 
         Args:
           x: [B, T, W] with zeros at the padding.
@@ -54,8 +97,9 @@ class HeadProjections(nn.Module):
             parts = jnp.split(joined, np.cumsum(layout.part_sizes)[:2], axis=-1)
         if options.activation == "silu":
             parts = [nn.silu(part) for part in parts]
-        q, k = (part.reshape(*x.shape[:2], layout.key_heads, layout.key_dim) for part in parts[:2])
-        if self.unit_keys:
+        key_shape = (*x.shape[:2], layout.key_heads, layout.key_dim)
+        q, k = (part.reshape(key_shape) for part in parts[:2])
+        if layout.unit_keys:
             q, k = l2_normalise(q), l2_normalise(k)
         v = parts[2].reshape(*x.shape[:2], layout.value_heads, layout.value_dim)
         return q, k, v, window
@@ -73,7 +117,7 @@ class GatedOutput(nn.Module):
     options: MixerOptions
 
     @nn.compact
-    def __call__(self, y: Values, x: Float[Array, "B T W"]) -> Hidden:
+    def __call__(self, y: Values, x: Hidden) -> Hidden:
         """Returns [B, T, W] from the read values y [B, T, H, M] and the layer's input x.
 
         The norm's scale is shared by the heads. The result is zero where y is zero.
@@ -84,58 +128,71 @@ class GatedOutput(nn.Module):
         if options.output_gate != "none":
             gate = linear(y.shape[-1], HEAD_AXES, "gate", dtype=options.dtype)(x)
             y = y * (nn.silu(gate) if options.output_gate == "silu" else nn.sigmoid(gate))
-        return linear(self.width, ("heads", "embed"), "out", dtype=options.dtype)(y)
+        return linear(self.width, HEAD_AXES[::-1], "out", dtype=options.dtype)(y)
 
 
-class HeadMixer(Protocol):
-    """What `mix_heads` reads of the layer that calls it."""
-
-    @property
-    def width(self) -> int:
-        """W."""
-
-    @property
-    def layout(self) -> HeadLayout:
-        """Numbers and sizes of the heads."""
-
-    @property
-    def options(self) -> MixerOptions:
-        """The options all recurrent mixers share."""
-
-
-Recurrence = Callable[[Hidden, Keys, Keys, Values, Any], tuple[Values, Any]]
-"""(x, q, k, v, memory or None) -> (y [B, T, H, M], memory): a layer's own part."""
-
-
+@nn.compact
 def mix_heads(
-    layer: HeadMixer,
-    recurrence: Recurrence,
+    self: HeadMixer,
     x: Hidden,
-    state: MixerState | None,
-    segment_ids: SegmentIds | None,
+    state: MixerState | None = None,
     *,
-    unit_keys: bool = False,
+    segment_ids: SegmentIds | None = None,
+    positions: Positions | None = None,
 ) -> tuple[Hidden, MixerState]:
     """Runs a layer's recurrence between the projections to heads and the gated output.
 
-    Called in the layer's compact `__call__`, of which it makes the submodules "heads" and "output".
+    The `__call__` of every recurrent layer, see `Mixer`; makes its submodules "heads" and "output".
 
     Args:
-      layer: the calling layer.
-      recurrence: the layer's gates and op; the x it is given has zeros at the padding.
+      self: the layer.
       x: [B, T, W].
-      state: the layer's state, or None for a fresh one.
-      segment_ids: [B, T] int32 or None.
-      unit_keys: whether queries and keys are L2-normalised.
+      state: the layer's state, or None for a fresh start.
+      segment_ids: [B, T] int32 or None, see `bayesmem.ops.segments`.
+      positions: [B, T] int32, or None to count from the start of each document.
 
     Returns:
-      y [B, T, W] and the state, without a position.
+      y [B, T, W], zero at padding, and the state after the last valid token.
+
+    Raises:
+      ValueError: a shape or dtype does not fit.
     """
-    check_input(x, layer.width, segment_ids)
-    memory, window, _ = state or NO_STATE
+    check_input(x, self.width, segment_ids)
+    memory, window, offset = state or NO_STATE
+    if offset is None:
+        offset = jnp.zeros(x.shape[0], jnp.int32)
+    positions = document_positions(x.shape[:2], segment_ids, offset, positions)
     x = mask_padding(x, segment_ids)
-    project = HeadProjections(layer.layout, layer.options, unit_keys, name="heads")
+    project = HeadProjections(self.layout, self.options, name="heads")
     q, k, v, window = project(x, window, segment_ids)
-    y, memory = recurrence(x, q, k, v, memory)
-    output = GatedOutput(layer.width, layer.options, name="output")
-    return output(y, x), MixerState(memory, window)
+    y, memory = self.recurrence(
+        Heads(x, q, k, v, positions),
+        state=memory,
+        segment_ids=segment_ids,
+        chunk_size=self.options.chunk_size,
+        implementation=self.options.implementation,
+    )
+    y = GatedOutput(self.width, self.options, name="output")(y, x)
+    following = next_position(positions, segment_ids, offset) if self.layout.positions else None
+    return y, MixerState(memory, window, following)
+
+
+@nn.nowrap
+def fresh_state(self: HeadMixer, batch: int) -> MixerState:
+    """Returns the state of `batch` rows that have read nothing, for a memory [B, H, D, M].
+
+    The `init_state` of every recurrent layer whose memory is one array.
+    """
+    layout = self.layout
+    shape = (batch, layout.value_heads, layout.key_dim, layout.value_dim)
+    return empty_state(layout, self.options, batch, jnp.zeros(shape, jnp.float32))
+
+
+def empty_state(layout: HeadLayout, options: MixerOptions, batch: int, memory: Any) -> MixerState:
+    """Returns the memory of `batch` rows with an empty convolution window, at position 0."""
+    window = position = None
+    if options.conv_size:
+        window = jnp.zeros((batch, options.conv_size - 1, sum(layout.part_sizes)), jnp.float32)
+    if layout.positions:
+        position = jnp.zeros(batch, jnp.int32)
+    return MixerState(memory, window, position)

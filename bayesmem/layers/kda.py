@@ -1,13 +1,14 @@
 """Kimi Delta Attention: the delta rule with a decay for each key dimension (arXiv 2510.26692)."""
 
+from typing import Any
+
 from flax import linen as nn
 
 from bayesmem import ops
-from bayesmem.array_types import Hidden, Positions, SegmentIds
+from bayesmem.array_types import Memory, Values
 from bayesmem.layers.gates import SigmoidGate, StepDecay
-from bayesmem.layers.heads import mix_heads
-from bayesmem.layers.interface import MixerState
-from bayesmem.layers.options import HeadLayout, MixerOptions, default_head_dim
+from bayesmem.layers.heads import Heads, fresh_state, mix_heads
+from bayesmem.layers.options import HeadLayout, MixerOptions, equal_heads, require_positive
 
 
 class KDA(nn.Module):
@@ -31,47 +32,25 @@ class KDA(nn.Module):
     decay_rank: int | None = None
     options: MixerOptions = MixerOptions(conv_size=4, activation="silu", output_gate="sigmoid")
 
-    def __post_init__(self):
-        """Checks the sizes."""
-        super().__post_init__()
-        _ = self.layout
+    __call__ = mix_heads
+    init_state = fresh_state
+
+    def recurrence(self, heads: Heads, **op: Any) -> tuple[Values, Memory]:
+        """Makes beta and a decay for each key dimension and runs the delta rule."""
+        x, q, k, v, _ = heads
+        dim = q.shape[-1]
+        decay = StepDecay(self.num_heads, dim, rank=self.decay_rank or dim, name="decay")
+        beta = SigmoidGate(self.num_heads, name="beta")(x)
+        return ops.delta_rule(q * dim**-0.5, k, v, beta=beta, log_decay=decay(x).log_decay, **op)
 
     @property
     def layout(self) -> HeadLayout:
         """Numbers and sizes of the heads."""
-        head_dim = default_head_dim(self.width, self.num_heads, self.head_dim)
-        return HeadLayout(self.num_heads, self.num_heads, head_dim, head_dim)
+        return equal_heads(self.width, self.num_heads, self.head_dim, unit_keys=True)
 
-    @nn.nowrap
-    def init_state(self, batch: int) -> MixerState:
-        """Returns the state of `batch` fresh rows."""
-        return self.layout.init_state(batch, self.options)
-
-    @nn.compact
-    def __call__(
-        self,
-        x: Hidden,
-        state: MixerState | None = None,
-        *,
-        segment_ids: SegmentIds | None = None,
-        positions: Positions | None = None,
-    ) -> tuple[Hidden, MixerState]:
-        """Returns the layer's output [B, T, W] and the state after it; see `Mixer`."""
-        del positions
-
-        def recurrence(x, q, k, v, memory):
-            dim = self.layout.key_dim
-            beta = SigmoidGate(self.num_heads, name="beta")(x)
-            decay = StepDecay(self.num_heads, dim, rank=self.decay_rank or dim, name="decay")(x)
-            return ops.delta_rule(
-                q * dim**-0.5,
-                k,
-                v,
-                beta=beta,
-                log_decay=decay.log_decay,
-                state=memory,
-                segment_ids=segment_ids,
-                **self.options.op_arguments(),
-            )
-
-        return mix_heads(self, recurrence, x, state, segment_ids, unit_keys=True)
+    def __post_init__(self):
+        """Checks the heads and the decay's rank."""
+        super().__post_init__()
+        if self.decay_rank is not None:
+            require_positive(decay_rank=self.decay_rank)
+        _ = self.layout

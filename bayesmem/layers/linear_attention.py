@@ -1,17 +1,13 @@
 """Linear attention: sums of key-value products that never decay (arXiv 2006.16236)."""
 
+from typing import Any
+
 from flax import linen as nn
 
 from bayesmem import ops
-from bayesmem.array_types import Hidden, Positions, SegmentIds
-from bayesmem.layers.heads import mix_heads
-from bayesmem.layers.interface import MixerState
-from bayesmem.layers.options import (
-    HeadLayout,
-    MixerOptions,
-    default_head_dim,
-    require_choice,
-)
+from bayesmem.array_types import Memory, Values
+from bayesmem.layers.heads import Heads, fresh_state, mix_heads
+from bayesmem.layers.options import HeadLayout, MixerOptions, equal_heads, require_choice
 
 FEATURE_MAPS = ("identity", "elu+1")
 
@@ -36,45 +32,23 @@ class LinearAttention(nn.Module):
     feature_map: str = "identity"
     options: MixerOptions = MixerOptions()
 
-    def __post_init__(self):
-        """Checks the sizes."""
-        super().__post_init__()
-        require_choice("feature_map", self.feature_map, FEATURE_MAPS)
-        _ = self.layout
+    __call__ = mix_heads
+    init_state = fresh_state
+
+    def recurrence(self, heads: Heads, **op: Any) -> tuple[Values, Memory]:
+        """Maps queries and keys to their features and sums; see `HeadMixer`."""
+        _, q, k, v, _ = heads
+        if self.feature_map == "elu+1":
+            q, k = nn.elu(q) + 1, nn.elu(k) + 1
+        return ops.linear_attention(q * q.shape[-1] ** -0.5, k, v, **op)
 
     @property
     def layout(self) -> HeadLayout:
         """Numbers and sizes of the heads."""
-        head_dim = default_head_dim(self.width, self.num_heads, self.head_dim)
-        return HeadLayout(self.num_heads, self.num_heads, head_dim, head_dim)
+        return equal_heads(self.width, self.num_heads, self.head_dim)
 
-    @nn.nowrap
-    def init_state(self, batch: int) -> MixerState:
-        """Returns the state of `batch` fresh rows."""
-        return self.layout.init_state(batch, self.options)
-
-    @nn.compact
-    def __call__(
-        self,
-        x: Hidden,
-        state: MixerState | None = None,
-        *,
-        segment_ids: SegmentIds | None = None,
-        positions: Positions | None = None,
-    ) -> tuple[Hidden, MixerState]:
-        """Returns the layer's output [B, T, W] and the state after it; see `Mixer`."""
-        del positions
-
-        def recurrence(x, q, k, v, memory):
-            if self.feature_map == "elu+1":
-                q, k = nn.elu(q) + 1, nn.elu(k) + 1
-            return ops.linear_attention(
-                q * self.layout.key_dim**-0.5,
-                k,
-                v,
-                state=memory,
-                segment_ids=segment_ids,
-                **self.options.op_arguments(),
-            )
-
-        return mix_heads(self, recurrence, x, state, segment_ids)
+    def __post_init__(self):
+        """Checks the heads and the feature map."""
+        super().__post_init__()
+        require_choice("feature_map", self.feature_map, FEATURE_MAPS)
+        _ = self.layout

@@ -1,12 +1,13 @@
 """Mamba-2: state-space duality with a scalar decay a head (arXiv 2405.21060)."""
 
+from typing import Any
+
 from flax import linen as nn
 
 from bayesmem import ops
-from bayesmem.array_types import Hidden, Positions, SegmentIds
+from bayesmem.array_types import Memory, Values
 from bayesmem.layers.gates import StepDecay
-from bayesmem.layers.heads import mix_heads
-from bayesmem.layers.interface import MixerState
+from bayesmem.layers.heads import Heads, fresh_state, mix_heads
 from bayesmem.layers.linear import parameter
 from bayesmem.layers.options import HeadLayout, MixerOptions, default_head_dim
 
@@ -34,10 +35,17 @@ class Mamba2(nn.Module):
     num_groups: int = 1
     options: MixerOptions = MixerOptions(conv_size=4, activation="silu")
 
-    def __post_init__(self):
-        """Checks the sizes."""
-        super().__post_init__()
-        _ = self.layout
+    __call__ = mix_heads
+    init_state = fresh_state
+
+    def recurrence(self, heads: Heads, **op: Any) -> tuple[Values, Memory]:
+        """Makes the step size, which is gain and decay, sums, and adds D x; see `HeadMixer`."""
+        u, c, b, x, _ = heads
+        log_decay, step = StepDecay(self.num_heads, name="decay")(u)
+        ones = nn.initializers.ones_init()
+        skip = parameter(self, "skip", ones, (None,), (self.num_heads,))
+        y, memory = ops.linear_attention(c, b, x, gain=step, log_decay=log_decay, **op)
+        return y + (skip[:, None] * x).astype(y.dtype), memory
 
     @property
     def layout(self) -> HeadLayout:
@@ -45,36 +53,7 @@ class Mamba2(nn.Module):
         head_dim = default_head_dim(self.width, self.num_heads, self.head_dim)
         return HeadLayout(self.num_groups, self.num_heads, self.state_dim, head_dim)
 
-    @nn.nowrap
-    def init_state(self, batch: int) -> MixerState:
-        """Returns the state of `batch` fresh rows."""
-        return self.layout.init_state(batch, self.options)
-
-    @nn.compact
-    def __call__(
-        self,
-        x: Hidden,
-        state: MixerState | None = None,
-        *,
-        segment_ids: SegmentIds | None = None,
-        positions: Positions | None = None,
-    ) -> tuple[Hidden, MixerState]:
-        """Returns the layer's output [B, T, W] and the state after it; see `Mixer`."""
-        del positions
-
-        def recurrence(x, q, k, v, memory):
-            decay = StepDecay(self.num_heads, name="decay")(x)
-            skip = parameter(self, "skip", nn.initializers.ones_init(), (None,), (self.num_heads,))
-            y, memory = ops.linear_attention(
-                q,
-                k,
-                v,
-                gain=decay.step,
-                log_decay=decay.log_decay,
-                state=memory,
-                segment_ids=segment_ids,
-                **self.options.op_arguments(),
-            )
-            return y + (skip[:, None] * v).astype(y.dtype), memory
-
-        return mix_heads(self, recurrence, x, state, segment_ids)
+    def __post_init__(self):
+        """Checks the heads, their groups and the state."""
+        super().__post_init__()
+        _ = self.layout

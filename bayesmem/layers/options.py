@@ -5,8 +5,6 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from bayesmem.layers.interface import MixerState
-
 ACTIVATIONS = ("identity", "silu")
 OUTPUT_GATES = ("none", "silu", "sigmoid")
 
@@ -22,12 +20,6 @@ def require_positive(**sizes: int) -> None:
     for name, size in sizes.items():
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
             raise ValueError(f"{name}: found {size!r}, wanted a whole number >= 1")
-
-
-def require_even(name: str, size: int) -> None:
-    """Raises ValueError unless `size` is even, as what is rotated in pairs must be."""
-    if size % 2:
-        raise ValueError(f"{name}: found {size}, wanted an even number for the rotation of pairs")
 
 
 def default_head_dim(width: int, num_heads: int, head_dim: int | None) -> int:
@@ -92,10 +84,6 @@ class MixerOptions:
         if self.conv_size != 0:
             require_positive(conv_size=self.conv_size)
 
-    def op_arguments(self) -> dict[str, Any]:
-        """Returns the keyword arguments that choose the form of the op."""
-        return {"chunk_size": self.chunk_size, "implementation": self.implementation}
-
 
 @dataclasses.dataclass(frozen=True)
 class HeadLayout:
@@ -103,22 +91,42 @@ class HeadLayout:
 
     Value heads i * r ... (i + 1) * r - 1 read key head i, where r = value_heads / key_heads.
 
+    Attributes:
+      key_heads: heads of queries and keys.
+      value_heads: H, heads of values.
+      key_dim: D.
+      value_dim: M.
+      unit_keys: whether queries and keys are L2-normalised.
+      positions: whether queries and keys are rotated by their positions, and the state counts them.
+
     Raises:
-      ValueError: a size is not a whole number >= 1, or key_heads does not divide value_heads.
+      ValueError: a size is not a whole number >= 1, key_heads does not divide value_heads, or D is
+        odd where pairs of dimensions are rotated.
     """
 
     key_heads: int
     value_heads: int
     key_dim: int
     value_dim: int
+    unit_keys: bool = False
+    positions: bool = False
 
     def __post_init__(self):
         """Checks the values."""
-        require_positive(**dataclasses.asdict(self))
+        require_positive(
+            key_heads=self.key_heads,
+            value_heads=self.value_heads,
+            key_dim=self.key_dim,
+            value_dim=self.value_dim,
+        )
         if self.value_heads % self.key_heads:
             raise ValueError(
                 f"value heads: found {self.value_heads}, wanted a multiple of the "
                 f"{self.key_heads} key heads"
+            )
+        if self.positions and self.key_dim % 2:
+            raise ValueError(
+                f"head_dim: found {self.key_dim}, wanted an even number for the rotation of pairs"
             )
 
     @property
@@ -127,13 +135,17 @@ class HeadLayout:
         keys = self.key_heads * self.key_dim
         return keys, keys, self.value_heads * self.value_dim
 
-    def conv_window(self, batch: int, conv_size: int):
-        """Returns an empty convolution window [B, taps - 1, C] float32, or None without taps."""
-        if conv_size == 0:
-            return None
-        return jnp.zeros((batch, conv_size - 1, sum(self.part_sizes)), jnp.float32)
 
-    def init_state(self, batch: int, options: MixerOptions) -> MixerState:
-        """Returns the state of `batch` fresh rows for a memory [B, H, D, M] that starts at zero."""
-        shape = (batch, self.value_heads, self.key_dim, self.value_dim)
-        return MixerState(jnp.zeros(shape, jnp.float32), self.conv_window(batch, options.conv_size))
+def equal_heads(
+    width: int, num_heads: int, head_dim: int | None, *, unit_keys: bool = False
+) -> HeadLayout:
+    """Returns the layout of `num_heads` heads whose keys and values have one size.
+
+    Args:
+      width: W.
+      num_heads: H.
+      head_dim: D = M; None for width / num_heads.
+      unit_keys: whether queries and keys are L2-normalised.
+    """
+    head_dim = default_head_dim(width, num_heads, head_dim)
+    return HeadLayout(num_heads, num_heads, head_dim, head_dim, unit_keys)

@@ -1,19 +1,16 @@
 """RetNet: linear attention with a fixed decay a head (arXiv 2307.08621)."""
 
+import dataclasses
+from typing import Any
+
 import jax.numpy as jnp
 from flax import linen as nn
 
 from bayesmem import ops
-from bayesmem.array_types import Hidden, Positions, SegmentIds
-from bayesmem.layers.heads import mix_heads
-from bayesmem.layers.interface import MixerState
-from bayesmem.layers.options import (
-    HeadLayout,
-    MixerOptions,
-    default_head_dim,
-    require_even,
-)
-from bayesmem.layers.rotary import document_positions, next_position, rotate
+from bayesmem.array_types import Memory, Values
+from bayesmem.layers.heads import Heads, fresh_state, mix_heads
+from bayesmem.layers.options import HeadLayout, MixerOptions, equal_heads
+from bayesmem.layers.rotary import rotate
 
 
 class RetNet(nn.Module):
@@ -36,56 +33,25 @@ class RetNet(nn.Module):
     rope_theta: float = 10000.0
     options: MixerOptions = MixerOptions()
 
-    def __post_init__(self):
-        """Checks the sizes."""
-        super().__post_init__()
+    __call__ = mix_heads
+    init_state = fresh_state
+
+    def recurrence(self, heads: Heads, **op: Any) -> tuple[Values, Memory]:
+        """Rotates queries and keys and sums with the heads' fixed decays; see `HeadMixer`."""
+        _, q, k, v, positions = heads
         if self.rotary:
-            require_even("head_dim", self.layout.key_dim)
-        _ = self.layout
+            q, k = (rotate(part, positions, self.rope_theta) for part in (q, k))
+        log_decay = jnp.log1p(-(2.0 ** (-5.0 - jnp.arange(self.num_heads, dtype=jnp.float32))))
+        log_decay = jnp.broadcast_to(log_decay, q.shape[:3])
+        return ops.linear_attention(q * q.shape[-1] ** -0.5, k, v, log_decay=log_decay, **op)
 
     @property
     def layout(self) -> HeadLayout:
         """Numbers and sizes of the heads."""
-        head_dim = default_head_dim(self.width, self.num_heads, self.head_dim)
-        return HeadLayout(self.num_heads, self.num_heads, head_dim, head_dim)
+        layout = equal_heads(self.width, self.num_heads, self.head_dim)
+        return dataclasses.replace(layout, positions=self.rotary)
 
-    @nn.nowrap
-    def init_state(self, batch: int) -> MixerState:
-        """Returns the state of `batch` fresh rows."""
-        state = self.layout.init_state(batch, self.options)
-        return state._replace(position=jnp.zeros(batch, jnp.int32)) if self.rotary else state
-
-    @nn.compact
-    def __call__(
-        self,
-        x: Hidden,
-        state: MixerState | None = None,
-        *,
-        segment_ids: SegmentIds | None = None,
-        positions: Positions | None = None,
-    ) -> tuple[Hidden, MixerState]:
-        """Returns the layer's output [B, T, W] and the state after it; see `Mixer`."""
-        offset = None if state is None else state.position
-        if offset is None:
-            offset = jnp.zeros(x.shape[0], jnp.int32)
-        positions = document_positions(x.shape[:2], segment_ids, offset, positions)
-        # log(1 - 2^(-5-h)), the same at every step.
-        log_decay = jnp.log1p(-(2.0 ** (-5.0 - jnp.arange(self.num_heads, dtype=jnp.float32))))
-
-        def recurrence(x, q, k, v, memory):
-            if self.rotary:
-                q, k = (rotate(part, positions, self.rope_theta) for part in (q, k))
-            return ops.linear_attention(
-                q * self.layout.key_dim**-0.5,
-                k,
-                v,
-                log_decay=jnp.broadcast_to(log_decay, q.shape[:3]),
-                state=memory,
-                segment_ids=segment_ids,
-                **self.options.op_arguments(),
-            )
-
-        y, state = mix_heads(self, recurrence, x, state, segment_ids)
-        if self.rotary:
-            state = state._replace(position=next_position(positions, segment_ids, offset))
-        return y, state
+    def __post_init__(self):
+        """Checks that the heads fit the width, and pairs where they are rotated."""
+        super().__post_init__()
+        _ = self.layout

@@ -14,7 +14,7 @@ from bayesmem.train.records import METRICS, read_rows
 
 FOLDER = "figures"
 _COLORS = {"train": "#0072B2", "valid": "#D55E00", "test": "#000000"}  # Okabe-Ito
-_STYLE = {
+_STYLE: dict[Any, Any] = {
     "font.size": 9,
     "axes.titlesize": 10,
     "axes.titlelocation": "left",

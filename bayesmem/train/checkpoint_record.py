@@ -18,7 +18,7 @@ from typing import Any
 
 import jax
 
-from bayesmem.train.records import write_json
+from bayesmem.train.records import free_name, write_json
 
 logger = logging.getLogger(__name__)
 
@@ -89,9 +89,7 @@ def check_fit(path: Path, item: str, wanted: Mapping[str, Any]) -> None:
 
 def move_aside(path: Path) -> None:
     """Renames a directory to the first free NAME.unusable-N, with a warning."""
-    number = 0
-    while (target := path.with_name(f"{path.name}.unusable-{number}")).exists():
-        number += 1
+    target = free_name(path.parent, path.name + ".unusable-{}")
     logger.warning("%s is in the way of a new checkpoint: renamed to %s", path, target.name)
     path.rename(target)
 

@@ -54,6 +54,9 @@ def train(config: Mapping[str, Any], workdir: str | Path) -> dict[str, Any]:
       NotADirectoryError: the workdir is a file.
     """
     settings = Settings.from_config(config)
+    # Before the directory is claimed: a mistake in the config should not leave one behind.
+    options, mesh = settings.train, make_mesh(settings.mesh)
+    check_batch_size(options.batch_size, options.grad_accumulation, mesh)
     parts = build_parts(config, settings)
     claim_workdir(Path(workdir), config)
     return fit(parts, settings, Path(workdir), config)
@@ -89,7 +92,7 @@ def fit(
             state, metrics = train_step(state, put_batch(mesh, batch))
             report.stepped(batch["inputs"].size * jax.process_count())
             last, stopping = step == options.steps, stop.requested(step)
-            if last or stopping or _due(step, options.log_every):
+            if last or _due(step, options.log_every):
                 report.train_row(step, metrics)
             with report.off_the_clock():
                 if last or _due(step, options.eval_every):

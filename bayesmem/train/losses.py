@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import flax.linen as nn
 import jax
@@ -21,7 +21,7 @@ class LossSums(NamedTuple):
 
     loss: jax.Array  # [] nats
     correct: jax.Array  # [] targets that are the argmax
-    count: jax.Array  # [] targets that are not ignored
+    counted: jax.Array  # [] targets that are not ignored
 
 
 def target_losses(logits: jax.Array, targets: jax.Array) -> jax.Array:
@@ -57,7 +57,7 @@ def sum_losses(logits: jax.Array, targets: jax.Array) -> LossSums:
     return LossSums(
         loss=jnp.sum(target_losses(logits, targets)),
         correct=jnp.sum(correct, dtype=jnp.float32),
-        count=jnp.sum(counted, dtype=jnp.float32),
+        counted=jnp.sum(counted, dtype=jnp.float32),
     )
 
 
@@ -87,7 +87,7 @@ def batch_logits(
         variables, batch["inputs"], segment_ids=segment_ids, rngs=rngs, method="hidden_states"
     )
     at_queries = jnp.take_along_axis(hidden, batch["query_positions"][..., None], axis=1)
-    return model.apply(variables, at_queries, method="logits")
+    return cast(jax.Array, model.apply(variables, at_queries, method="logits"))
 
 
 def batch_sums(
@@ -106,5 +106,5 @@ def mean_of_sums(sums: LossSums) -> dict[str, jax.Array]:
     Returns:
       `loss` (nats), `accuracy` and `tokens` (the count); loss and accuracy are 0 for no targets.
     """
-    count = jnp.maximum(sums.count, 1.0)
-    return {"loss": sums.loss / count, "accuracy": sums.correct / count, "tokens": sums.count}
+    count = jnp.maximum(sums.counted, 1.0)
+    return {"loss": sums.loss / count, "accuracy": sums.correct / count, "tokens": sums.counted}

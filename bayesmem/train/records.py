@@ -39,6 +39,14 @@ def write_text(path: Path, text: str) -> None:
     temporary.replace(path)
 
 
+def free_name(folder: Path, pattern: str) -> Path:
+    """First path in the folder, of `pattern` with 0, 1, ... for its {}, that does not exist."""
+    number = 0
+    while (path := folder / pattern.format(number)).exists():
+        number += 1
+    return path
+
+
 def start_metrics(workdir: Path, step: int) -> Path:
     """Makes metrics.jsonl end at the step a run starts or continues from.
 

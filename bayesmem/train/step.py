@@ -99,7 +99,7 @@ def make_train_step(
         micro = _microbatches(batch, grad_accumulation, shardings.step.mesh)
         sums, grads = _summed_gradients(model, state.params, micro, key)
         metrics = mean_of_sums(sums)
-        grads = jax.tree.map(lambda g: g / jnp.maximum(sums.count, 1.0).astype(g.dtype), grads)
+        grads = jax.tree.map(lambda g: g / jnp.maximum(sums.counted, 1.0).astype(g.dtype), grads)
         norm = optax.tree.norm(grads)
         finite = jnp.isfinite(metrics["loss"]) & jnp.isfinite(norm)
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)

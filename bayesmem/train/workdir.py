@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import fnmatch
 import json
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
 
-from bayesmem.train.records import write_json
+from bayesmem.train.records import free_name, write_json
+
+logger = logging.getLogger(__name__)
 
 CONFIG = "config.json"
 CHECKPOINTS = "checkpoints"
@@ -32,7 +35,9 @@ MAY_DIFFER = (
 def claim_workdir(workdir: Path, config: Mapping[str, Any]) -> None:
     """Creates the directory and writes config.json, or checks the one that is there.
 
-    An existing config.json is never rewritten: it says how the run was started.
+    An existing config.json is not rewritten: it says how the run was started. Only if that run
+    has saved nothing to continue from, another config takes its place, and the old one is kept as
+    config.superseded-N.json, with a warning. The first process does all this; the others nothing.
 
     Args:
       workdir: the run's directory, created with its parents if missing.
@@ -43,19 +48,31 @@ def claim_workdir(workdir: Path, config: Mapping[str, Any]) -> None:
       ValueError: the directory belongs to a run whose config differs in a key that is not in
         `MAY_DIFFER`; the message names the keys with both values.
     """
-    path = workdir / CONFIG
-    if jax.process_index() == 0:
-        try:
-            workdir.mkdir(parents=True, exist_ok=True)
-        except (FileExistsError, NotADirectoryError) as error:
-            raise NotADirectoryError(
-                f"workdir: found a file at {workdir}; wanted a directory"
-            ) from error
-        if not path.exists():
-            write_json(path, _as_json(config))
-            return
-    if path.exists():
-        _check_same(workdir, _flat(read_config(workdir)), _flat(_as_json(config)))
+    if jax.process_index() != 0:
+        return
+    path, wanted = workdir / CONFIG, _as_json(config)
+    try:
+        workdir.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise NotADirectoryError(
+            f"workdir: found a file at {workdir}; wanted a directory"
+        ) from error
+    if not path.exists():
+        write_json(path, wanted)
+        return
+    differing = _differing(_flat(read_config(workdir)), _flat(wanted))
+    if not differing:
+        return
+    saved = workdir / CHECKPOINTS
+    if saved.is_dir() and any(saved.iterdir()):
+        raise ValueError(
+            "\n  ".join([f"workdir {workdir} holds a run with another config:", *differing])
+            + "\nuse another --workdir, or the config the run was started with"
+        )
+    aside = free_name(workdir, "config.superseded-{}.json")
+    logger.warning("%s: no checkpoint was saved with its config, now %s", workdir, aside.name)
+    path.rename(aside)
+    write_json(path, wanted)
 
 
 def read_config(workdir: Path) -> dict[str, Any]:
@@ -76,19 +93,15 @@ def read_config(workdir: Path) -> dict[str, Any]:
         ) from error
 
 
-def _check_same(workdir: Path, old: dict[str, Any], new: dict[str, Any]) -> None:
+def _differing(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+    """Says which keys differ that may not, with both values."""
     absent = "nothing"
-    differing = [
+    return [
         f"{key}: {old.get(key, absent)!r} there, {new.get(key, absent)!r} asked"
         for key in sorted(old.keys() | new.keys())
         if old.get(key, absent) != new.get(key, absent)
         and not any(fnmatch.fnmatch(key, pattern) for pattern in MAY_DIFFER)
     ]
-    if differing:
-        raise ValueError(
-            "\n  ".join([f"workdir {workdir} holds a run with another config:", *differing])
-            + "\nuse another --workdir, or the config the run was started with"
-        )
 
 
 def _as_json(value: Any) -> Any:

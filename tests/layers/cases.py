@@ -15,6 +15,9 @@ STEPS = 20
 LENGTH = STEPS * WIDTH
 """Terms summed on the way to an output: for `tests.tolerances`."""
 
+QUICK_BUILD = {"xla_backend_optimization_level": 0}
+"""Compiler options: the many small programs of these tests run once or twice each."""
+
 CASES = {
     "bayesian": ("bayesian", {"num_heads": 2, "chunk_size": 8}),
     "bayesian_rotating": (
@@ -83,7 +86,10 @@ def inputs(steps: int = STEPS, batch: int = BATCH, seed: int = 0) -> np.ndarray:
 @functools.cache
 def _call(case: str, dtype: str):
     layer = build(case, dtype)
-    return jax.jit(lambda params, x, state, ids: layer.apply(params, x, state, segment_ids=ids))
+    return jax.jit(
+        lambda params, x, state, ids: layer.apply(params, x, state, segment_ids=ids),
+        compiler_options=QUICK_BUILD,
+    )
 
 
 def run(case: str, x, state=None, segment_ids=None, dtype: str = "float32"):
@@ -100,7 +106,7 @@ def _gradients(case: str):
         y, _ = layer.apply(params, x, segment_ids=ids)
         return jnp.sum(y * weights)
 
-    return jax.jit(jax.grad(loss, argnums=(0, 1)))
+    return jax.jit(jax.grad(loss, argnums=(0, 1)), compiler_options=QUICK_BUILD)
 
 
 def gradients(case: str, x, segment_ids, weights):

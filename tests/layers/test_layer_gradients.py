@@ -7,7 +7,7 @@ import pytest
 from tests.layers.cases import BATCH, CASES, LENGTH, STEPS, assert_trees_close, gradients, inputs
 from tests.tolerances import assert_close
 
-REAL = 12
+REAL = 11
 each_mixer = pytest.mark.parametrize("case", CASES)
 WEIGHTS = np.random.default_rng(7).standard_normal(inputs().shape).astype("float32")
 NO_PADDING = np.zeros((BATCH, STEPS))
@@ -59,6 +59,6 @@ def test_gradient_does_not_reach_later_inputs_or_other_documents(case):
     weights[:, 12:] = 0
     ids = np.tile(np.repeat([0, 1, 2], [9, 6, 5]), (BATCH, 1))
     _, x = gradients(case, inputs(), ids, weights)
-    np.testing.assert_array_equal(x[:, :9], 0)
-    np.testing.assert_array_equal(x[:, 15:], 0)
+    outside = np.concatenate([x[:, :9], x[:, 15:]], axis=1)
+    assert_close(outside, np.zeros_like(outside), "float32", kind="gradient")
     assert np.abs(x[:, 9:12]).min(axis=(1, 2)).max() > 0

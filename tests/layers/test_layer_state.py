@@ -1,4 +1,4 @@
-"""One function for training, prefill, chunked prefill and decoding; packing and padding (C8, C10)."""
+"""Training, prefill and decoding are one function; packing and padding (C8, C10)."""
 
 import io
 
@@ -6,10 +6,21 @@ import jax
 import numpy as np
 import pytest
 
-from tests.layers.cases import BATCH, CASES, LENGTH, STEPS, assert_trees_close, build, inputs, run
+from bayesmem.layers import build_mixer
+from tests.layers.cases import (
+    BATCH,
+    CASES,
+    LENGTH,
+    QUICK_BUILD,
+    STEPS,
+    assert_trees_close,
+    build,
+    inputs,
+    run,
+)
 from tests.tolerances import assert_close
 
-REAL = 12
+REAL = 11
 """Tokens in the rows that are padded to STEPS."""
 
 each_mixer = pytest.mark.parametrize("case", CASES)
@@ -17,6 +28,10 @@ each_mixer = pytest.mark.parametrize("case", CASES)
 
 def close(found, wanted):
     assert_close(found, wanted, "float32", length=LENGTH)
+
+
+def states_close(found, wanted):
+    assert_trees_close(found, wanted, assert_close, dtype="float32", length=LENGTH)
 
 
 def in_pieces(case, x, lengths, state=None):
@@ -40,38 +55,43 @@ def through_a_file(state):
 @each_mixer
 @pytest.mark.parametrize("split", [1, 2, 3])
 def test_short_first_part_then_the_rest_at_once_and_token_by_token(case, split):
-    x = inputs()[:, :8]
-    whole, last = run(case, x)
-    for rest in ([8 - split], [1] * (8 - split)):
-        y, state = in_pieces(case, x, [split, *rest])
+    x, fresh = inputs()[:, :5], build(case).init_state(BATCH)
+    whole, last = in_pieces(case, x, [5], fresh)
+    for rest in ([5 - split], [1] * (5 - split)):
+        y, state = in_pieces(case, x, [split, *rest], fresh)
         close(y, whole)
-        assert_trees_close(state, last, assert_close, dtype="float32", length=LENGTH)
+        states_close(state, last)
 
 
 @each_mixer
 def test_long_parts_and_a_state_from_a_file_used_twice(case):
     x = inputs()
     whole, last = run(case, x)
-    first, state = run(case, x[:, :11])
+    first, state = run(case, x[:, :REAL], build(case).init_state(BATCH))
     state = through_a_file(state)
-    second, end = run(case, x[:, 11:], state)
-    again, _ = run(case, x[:, 11:], state)
+    second, end = run(case, x[:, REAL:], state)
+    again, _ = run(case, x[:, REAL:], state)
     np.testing.assert_array_equal(again, second)
     close(np.concatenate([first, second], axis=1), whole)
-    assert_trees_close(end, last, assert_close, dtype="float32", length=LENGTH)
+    states_close(end, last)
 
 
-@each_mixer
-def test_init_state_is_the_state_of_a_fresh_start(case):
-    x = inputs()[:, :8]
-    wanted = run(case, x)
-    found = run(case, x, build(case).init_state(BATCH))
-    assert_trees_close(found, wanted, assert_close, dtype="float32", length=LENGTH)
+@pytest.mark.parametrize("split", [1, 63, 64, 129])
+def test_splits_around_a_chunk_of_64(split):
+    x = inputs(130, batch=1)
+    layer = build_mixer("gated_deltanet", x.shape[2], {"num_heads": 2})
+    params = layer.init(jax.random.key(0), x[:, :1])
+    call = jax.jit(layer.apply, compiler_options=QUICK_BUILD)
+    whole, last = call(params, x)
+    first, state = call(params, x[:, :split])
+    second, end = call(params, x[:, split:], state)
+    assert_close(np.concatenate([first, second], axis=1), whole, "float32", length=130 * 16)
+    assert_trees_close(end, last, assert_close, dtype="float32", length=130 * 16)
 
 
 @each_mixer
 def test_no_tokens_leave_the_state(case):
-    _, state = run(case, inputs()[:, :3])
+    _, state = run(case, inputs()[:, :3], build(case).init_state(BATCH))
     for ids in (None, np.zeros((BATCH, 0))):
         y, after = run(case, inputs()[:, :0], state, ids)
         assert y.shape == (BATCH, 0, inputs().shape[2])
@@ -99,18 +119,17 @@ def test_packed_documents_are_separate_documents(case):
         if case != "attention":  # a cache also keeps what came before the last document
             ends = jax.tree.map(lambda leaf: leaf[-1], states)
             found = jax.tree.map(lambda leaf, row=row: leaf[row], last)
-            assert_trees_close(found, ends, assert_close, dtype="float32", length=LENGTH)
+            states_close(found, ends)
 
 
 @each_mixer
 def test_first_packed_document_continues_the_state(case):
     x = inputs()
-    whole, _ = run(case, x[:, :15])
-    _, state = run(case, x[:, :6])
+    whole, _ = run(case, x)
+    _, state = run(case, x[:, :3], build(case).init_state(BATCH))
     ids = np.tile(np.repeat([4, 2], [9, 11]), (BATCH, 1))
-    second = np.concatenate([x[:, 6:15], x[:, :11]], axis=1)
-    y, _ = run(case, second, state, ids)
-    close(y[:, :9], whole[:, 6:])
+    y, _ = run(case, np.concatenate([x[:, 3:12], x[:, :11]], axis=1), state, ids)
+    close(y[:, :9], whole[:, 3:12])
     close(y[:, 9:], whole[:, :11])
 
 
@@ -118,7 +137,7 @@ def test_first_packed_document_continues_the_state(case):
 def test_padding_anywhere_is_as_if_it_were_not_there(case):
     """Pads hold NaN: they must reach nothing, not even by a product with zero."""
     real = inputs(REAL)
-    wanted, wanted_state = run(case, real)
+    wanted, wanted_state = run(case, real, build(case).init_state(BATCH))
     x = np.full((BATCH, STEPS, real.shape[2]), np.nan, np.float32)
     ids = np.full((BATCH, STEPS), -1)
     between = np.sort(np.random.default_rng(1).permutation(STEPS)[:REAL])
@@ -127,15 +146,15 @@ def test_padding_anywhere_is_as_if_it_were_not_there(case):
         x[row, place], ids[row, place] = real[row], 3
     y, state = run(case, x, None, ids)
     close(np.stack([y[row, place] for row, place in enumerate(places)]), wanted)
-    assert_trees_close(state, wanted_state, assert_close, dtype="float32", length=LENGTH)
+    states_close(state, wanted_state)
     np.testing.assert_array_equal(y[ids < 0], 0)
 
 
 @each_mixer
 def test_padding_only_leaves_the_state(case):
-    _, state = run(case, inputs()[:, :3])
-    x = np.full((BATCH, 4, inputs().shape[2]), np.nan, np.float32)
-    y, after = run(case, x, state, np.full((BATCH, 4), -1))
+    _, state = run(case, inputs()[:, :3], build(case).init_state(BATCH))
+    x = np.full_like(inputs(), np.nan)
+    y, after = run(case, x, state, np.full((BATCH, STEPS), -1))
     np.testing.assert_array_equal(y, 0)
     assert_trees_close(after, state, np.testing.assert_array_equal)
 

@@ -20,14 +20,19 @@ from bayesmem.train.step import TrainState, create_state, make_train_step
 from tests.train.toys import ToyModel, batch_at
 
 SETTINGS = OptimizerSettings(learning_rate=0.05, warmup_steps=1, weight_decay=0.1)
+DATA_ONLY = MeshSettings(data=8)
 MESHES = {
     "one": MeshSettings(data=1),
-    "data=8": MeshSettings(data=8),
     "fsdp=8": MeshSettings(data=1, fsdp=8),
     "data=2,fsdp=4": MeshSettings(data=2, fsdp=4),
     "data=2,tensor=2,sequence=2": MeshSettings(data=2, tensor=2, sequence=2),
 }
-LANGUAGE_MODEL_MESHES = ("one", "data=8", "fsdp=8", "data=2,fsdp=4")
+LANGUAGE_MODEL_MESHES = {
+    "one": MESHES["one"],
+    "data=8": DATA_ONLY,
+    "fsdp=8": MESHES["fsdp=8"],
+    "data=2,fsdp=4": MESHES["data=2,fsdp=4"],
+}
 
 
 def language_model():
@@ -129,9 +134,9 @@ def restored_on_other_mesh(directory):
     optimizer, equal = make_optimizer(SETTINGS, 20), []
     state, _ = create_state(ToyModel(), optimizer, 3, make_mesh(MESHES["fsdp=8"]))
     save_checkpoint(directory, state, {})
-    for name in ("data=8", "one"):
-        devices = jax.devices()[:1] if name == "one" else None
-        other, _ = create_state(ToyModel(), optimizer, 4, make_mesh(MESHES[name], devices))
+    for settings, count in ((DATA_ONLY, 8), (MESHES["one"], 1)):
+        mesh = make_mesh(settings, jax.devices()[:count])
+        other, _ = create_state(ToyModel(), optimizer, 4, mesh)
         found = restore_newest(directory, abstract_state(other)).state
         pairs = zip(jax.tree.leaves(found.params), jax.tree.leaves(state.params), strict=True)
         equal.append(all(np.array_equal(x, y) for x, y in pairs))
@@ -142,9 +147,9 @@ def main(directory):
     """Prints all results as one line of JSON."""
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr)
     results = {name: train(settings) for name, settings in MESHES.items()}
-    results["data=8, accumulated"] = train(MESHES["data=8"], grad_accumulation=2)
+    results["data=8, accumulated"] = train(DATA_ONLY, grad_accumulation=2)
     results["language model"] = {
-        name: train_language_model(MESHES[name]) for name in LANGUAGE_MODEL_MESHES
+        name: train_language_model(settings) for name, settings in LANGUAGE_MODEL_MESHES.items()
     }
     results["c11"] = case_c11(directory / "c11")
     results["restored"] = restored_on_other_mesh(directory / "toy")

@@ -136,8 +136,7 @@ def test_signal_saves_and_stops(tmp_path, whole, number):
     assert all_steps(tmp_path / "checkpoints") == [3, 5]
     assert not (tmp_path / "train_result.json").exists()
     run(tmp_path)
-    one, two = parameters(tmp_path)[1], parameters(whole[0])[1]
-    jax.tree.map(np.testing.assert_array_equal, one, two)
+    assert_same_run(tmp_path, whole)
 
 
 def test_finished_run_is_left_as_it_is(tmp_path):

@@ -53,10 +53,10 @@ def test_losses_equal_those_of_one_device(eight, name):
     )
 
 
-@pytest.mark.parametrize("name", LANGUAGE_MODEL_MESHES[1:])
+@pytest.mark.parametrize("name", list(LANGUAGE_MODEL_MESHES)[1:])
 def test_language_model_losses_equal_those_of_one_device(eight, name):
     results = eight[0]["language model"]
-    assert results["one"][-1] < results["one"][0]
+    assert len(set(results["one"])) == 3
     np.testing.assert_allclose(results[name], results["one"], **tolerance(jnp.float32, "gradient"))
 
 
@@ -64,7 +64,7 @@ def test_fsdp_splits_parameters_and_moments(eight):
     results, _ = eight
     assert results["fsdp=8"]["shard"] == results["fsdp=8"]["moment_shard"] == [11, 1]
     assert results["data=2,fsdp=4"]["shard"] == [11, 2]
-    assert results["data=8"]["shard"] == [11, 8]
+    assert results["data=8, accumulated"]["shard"] == [11, 8]
     assert "'tensor'" in results["data=2,tensor=2,sequence=2"]["specs"]["kernel"]
 
 

@@ -43,8 +43,19 @@ def test_config_is_written_once_and_read_back(tmp_path):
 )
 def test_other_config_is_refused_by_key(tmp_path, config, words):
     claim_workdir(tmp_path, CONFIG)
+    (tmp_path / "checkpoints" / "step_00000001").mkdir(parents=True)
     with pytest.raises(ValueError, match=words):
         claim_workdir(tmp_path, config)
+
+
+def test_other_config_replaces_one_that_saved_nothing(tmp_path, caplog):
+    claim_workdir(tmp_path, CONFIG)
+    for number, steps in enumerate((20, 30)):
+        claim_workdir(tmp_path, changed("train", steps=steps))
+        assert read_config(tmp_path)["train"]["steps"] == steps
+        assert f"config.superseded-{number}.json" in caplog.text
+    kept = json.loads((tmp_path / "config.superseded-0.json").read_text())
+    assert kept["train"]["steps"] == 10
 
 
 def test_workdir_that_is_a_file(tmp_path):
