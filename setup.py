@@ -5,14 +5,17 @@ from pathlib import Path
 
 from setuptools import find_packages, setup
 
-ROOT = Path(__file__).parent
+
+def read(name: str) -> str:
+    """Returns the text of a file of the repository."""
+    return (Path(__file__).parent / name).read_text(encoding="utf-8")
 
 
 def requirements() -> dict[str, list[str]]:
     """Returns the requirement lines of each extra, those of the core under ""."""
     lists: dict[str, list[str]] = {"": []}
     extra = ""
-    for line in (ROOT / "requirements.txt").read_text().splitlines():
+    for line in read("requirements.txt").splitlines():
         heading = re.fullmatch(r"# \[(\w+)\]", line)
         if heading:
             extra = heading[1]
@@ -23,18 +26,17 @@ def requirements() -> dict[str, list[str]]:
 
 
 LISTS = requirements()
-VERSION = re.search(r'__version__ = "(.+)"', (ROOT / "bayesmem/__init__.py").read_text())[1]
 
 setup(
     name="bayesmem",
-    version=VERSION,
+    version=re.findall(r'__version__ = "(.+)"', read("bayesmem/__init__.py"))[0],
     description="Sequence layers with an explicit, bounded memory, in JAX and Flax.",
-    long_description=(ROOT / "README.md").read_text(),
+    long_description=read("README.md"),
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     python_requires=">=3.11",
-    packages=find_packages(include=["bayesmem", "bayesmem.*", "kernels_pallas", "kernels_pallas.*"]),
-    package_data={"bayesmem": ["py.typed", "ops/**/*.md"]},
+    packages=find_packages(include=["bayesmem*", "kernels_pallas*"]),
+    package_data={"bayesmem": ["py.typed", "**/*.md"]},
     install_requires=LISTS.pop(""),
     extras_require=LISTS,
 )

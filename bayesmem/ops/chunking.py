@@ -10,12 +10,10 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from bayesmem.ops.linalg import einsum, matmul, transpose
+from bayesmem.ops.linalg import join_lower, matmul, transpose
 
 LOG_DECAY_FLOOR = -100.0
 """Log decays are clamped here: exp(-100) is below the smallest float32, so it forgets all."""
-
-_SUBCHUNK = 16
 
 
 class ChunkDecay(NamedTuple):
@@ -107,42 +105,36 @@ def decayed_products(x: jax.Array, y: jax.Array, decay: ChunkDecay) -> jax.Array
     return jnp.where(decay.linked, _diagonal_products(x, y, decay.log_decay), 0.0)
 
 
-def _span_indicator(length: int, dtype) -> jax.Array:
-    """Returns [L * L, L], entry ((i, j), s) = 1 where j < s <= i: a product with it sums spans."""
-    index = jnp.arange(length)
-    inside = (index[None, :, None] < index) & (index <= index[:, None, None])
-    return inside.astype(dtype).reshape(length * length, length)
-
-
 def _diagonal_products(x: jax.Array, y: jax.Array, log_decay: jax.Array) -> jax.Array:
     """`decayed_products` for a decay of each key dimension, document limits left to the caller.
 
-    Tokens are taken in sub-chunks. Within one, the decay of each pair of tokens is formed outright;
-    between two, it factors at sub-chunk limits into three parts that are each at most 1.
+    Halves are joined bottom up. Between a token of a second half and one of the first, the decay
+    factors at the limit of the halves into two parts that are each at most 1, so every quadrant is
+    a matrix product, and no decay of a single pair of tokens is ever formed.
     """
     *lead, length, dim = x.shape
-    size = min(_SUBCHUNK, length)
-    blocks = -(-length // size)
-    widths = [(0, 0)] * len(lead) + [(0, blocks * size - length), (0, 0)]
-    x, y, g = (jnp.pad(a, widths).reshape(*lead, blocks, size, dim) for a in (x, y, log_decay))
-    from_start = jnp.cumsum(g, axis=-2)
-    to_limit = _sum_of_later(g)
-    spans = matmul(_span_indicator(size, g.dtype), g).reshape(*g.shape[:-2], size, size, dim)
-    lower = jnp.tril(jnp.ones((size, size), bool))[..., None]
-    within = jnp.where(lower, jnp.exp(spans), 0.0)
-    diagonal = jnp.sum(x[..., :, None, :] * within * y[..., None, :, :], axis=-1)
-    if blocks == 1:
-        return diagonal[..., 0, :length, :length]
-    skipped = matmul(_span_indicator(blocks, g.dtype), from_start[..., -1, :])
-    skipped = skipped.reshape(*lead, blocks, blocks, dim)[..., :-1, :, :]
-    skipped = jnp.pad(skipped, [(0, 0)] * len(lead) + [(1, 0), (0, 0), (0, 0)])
-    earlier = jnp.tril(jnp.ones((blocks, blocks), bool), -1)[..., None]
-    between = jnp.where(earlier, jnp.exp(skipped), 0.0)
-    x_early = x * jnp.exp(from_start)
-    y_late = y * jnp.exp(to_limit)
-    full = einsum("...aid,...abd,...bjd->...aibj", x_early, between, y_late)
-    full = full + einsum("...aij,ab->...aibj", diagonal, jnp.eye(blocks, dtype=x.dtype))
-    return full.reshape(*lead, blocks * size, blocks * size)[..., :length, :length]
+    size = 1 << (length - 1).bit_length()
+    widths = [(0, 0)] * len(lead) + [(0, size - length), (0, 0)]
+    x, y, g = (jnp.pad(a, widths) for a in (x, y, log_decay))
+    products = jnp.sum(x * y, axis=-1)[..., None, None]
+    from_start, to_limit = g[..., None, :], jnp.zeros_like(g)[..., None, :]
+    half = 1
+    while half < size:
+        halves = (*lead, size // (2 * half), 2, half, dim)
+        x_pair, y_pair, start_pair, limit_pair = (
+            a.reshape(halves) for a in (x, y, from_start, to_limit)
+        )
+        late = x_pair[..., 1, :, :] * jnp.exp(start_pair[..., 1, :, :])
+        early = y_pair[..., 0, :, :] * jnp.exp(limit_pair[..., 0, :, :])
+        products = products.reshape(*halves[:-1], half)
+        products = join_lower(
+            products[..., 0, :, :], matmul(late, transpose(early)), products[..., 1, :, :]
+        )
+        totals = start_pair[..., -1:, :]
+        from_start = start_pair.at[..., 1, :, :].add(totals[..., 0, :, :])
+        to_limit = limit_pair.at[..., 0, :, :].add(totals[..., 1, :, :])
+        half *= 2
+    return products.reshape(*lead, size, size)[..., :length, :length]
 
 
 def pass_state(

@@ -21,11 +21,40 @@ def transpose(x: jax.Array) -> jax.Array:
     return jnp.swapaxes(x, -1, -2)
 
 
-def _inverse_lower(lower: jax.Array, unit_diagonal: bool) -> jax.Array:
-    eye = jnp.broadcast_to(jnp.eye(lower.shape[-1], dtype=lower.dtype), lower.shape)
-    return jax.lax.linalg.triangular_solve(
-        lower, eye, left_side=True, lower=True, unit_diagonal=unit_diagonal
+_BASE = 8  # below this size, pivots or powers; above it, halves
+
+
+def join_lower(upper: jax.Array, lower_left: jax.Array, lower: jax.Array) -> jax.Array:
+    """Returns the lower triangular [[upper, 0], [lower_left, lower]]."""
+    zeros = jnp.zeros_like(transpose(lower_left))
+    top = jnp.concatenate([upper, zeros], axis=-1)
+    return jnp.concatenate([top, jnp.concatenate([lower_left, lower], axis=-1)], axis=-2)
+
+
+def _inverse_cholesky_blocks(matrix: jax.Array) -> jax.Array:
+    """`inverse_cholesky` by halves: many small matrices at once as products, no call a matrix."""
+    size = matrix.shape[-1]
+    if size <= _BASE:
+        return _inverse_cholesky_pivots(matrix)
+    half = _BASE * -(-size // (2 * _BASE))
+    upper = _inverse_cholesky_blocks(matrix[..., :half, :half])
+    panel = matmul(matrix[..., half:, :half], transpose(upper))
+    lower = _inverse_cholesky_blocks(matrix[..., half:, half:] - matmul(panel, transpose(panel)))
+    return join_lower(upper, -matmul(lower, matmul(panel, upper)), lower)
+
+
+def _inverse_cholesky_pivots(matrix: jax.Array) -> jax.Array:
+    """`inverse_cholesky` pivot by pivot: elimination on [matrix | I], each row scaled."""
+    size = matrix.shape[-1]
+    rest = jnp.concatenate(
+        [matrix, jnp.broadcast_to(jnp.eye(size, dtype=matrix.dtype), matrix.shape)], axis=-1
     )
+    rows = []
+    for pivot in range(size):
+        row = rest[..., 0, :] * jax.lax.rsqrt(rest[..., 0, pivot])[..., None]
+        rows.append(row[..., size:])
+        rest = rest[..., 1:, :] - row[..., pivot + 1 : size, None] * row[..., None, :]
+    return jnp.stack(rows, axis=-2)
 
 
 @jax.custom_jvp
@@ -38,7 +67,7 @@ def inverse_cholesky(matrix: jax.Array) -> jax.Array:
     The derivative is dT = -half(T dS T^T) T, where half keeps the lower triangle and half of the
     diagonal.
     """
-    return _inverse_lower(jax.lax.linalg.cholesky(matrix, symmetrize_input=False), False)
+    return _inverse_cholesky_blocks(matrix)
 
 
 @inverse_cholesky.defjvp
@@ -57,7 +86,17 @@ def inverse_unit_lower(strict_lower: jax.Array) -> jax.Array:
 
     The derivative is dT = -T dX T.
     """
-    return _inverse_lower(strict_lower, True)
+    size = strict_lower.shape[-1]
+    if size <= _BASE:
+        power, inverse = -strict_lower, jnp.eye(size, dtype=strict_lower.dtype) - strict_lower
+        for _ in range(max(size - 1, 1).bit_length() - 1):
+            power = matmul(power, power)
+            inverse = inverse + matmul(inverse, power)
+        return inverse
+    half = _BASE * -(-size // (2 * _BASE))
+    upper = inverse_unit_lower(strict_lower[..., :half, :half])
+    lower = inverse_unit_lower(strict_lower[..., half:, half:])
+    return join_lower(upper, -matmul(lower, matmul(strict_lower[..., half:, :half], upper)), lower)
 
 
 @inverse_unit_lower.defjvp

@@ -97,16 +97,15 @@ def chunk_step(
     var = jnp.maximum(var - jnp.sum(weights * weights, -1), 0.0)
 
     whitened = matmul(inverse, kp * total + exit_rows)
-    gain = matmul(transpose(whitened), inverse)
     mean = transpose(total) * mean + matmul(transpose(whitened), errors)
     # The covariance by the gain (Joseph's form) and not as X - Z^T Z: a sum of positive
-    # semidefinite terms, which an error of the gain enters only in second order.
-    kept = total * jnp.eye(cov.shape[-1], dtype=cov.dtype) - matmul(gain, keys)
-    cross = matmul(gain, exit_rows)
-    cov = matmul(matmul(kept, cov), transpose(kept))
-    cov = cov + matmul(matmul(gain, chunk.noise_gram), transpose(gain))
-    cov = cov - cross - transpose(cross)
-    cov = cov + chunk.exit_noise.matrix(cov.shape[-1])[..., None, :, :]
+    # semidefinite terms, which an error of the gain enters only in second order. With F = Phi - K kt
+    # it is F P F^T + [I, -K] (joint noise of exit and values) [I, -K]^T, grouped by factors of K^T.
+    gain = matmul(transpose(whitened), inverse)
+    kept = transpose(total) * cov - matmul(gain, kp)
+    noise = chunk.exit_noise.matrix(cov.shape[-1])[..., None, :, :] - matmul(gain, exit_rows)
+    carried = matmul(gain, chunk.noise_gram) - transpose(exit_rows) - matmul(kept, transpose(keys))
+    cov = kept * total + noise + matmul(carried, transpose(gain))
     if chunk.exit_angle is not None:
         mean = rotate_rows(mean, chunk.exit_angle[..., None, :])
         cov = rotate_both(cov, chunk.exit_angle[..., None, :])
