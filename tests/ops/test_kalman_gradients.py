@@ -15,6 +15,12 @@ from tests.tolerances import assert_close
 TRANSITIONS = (("identity", False), ("scalar", True), ("diagonal", True), ("diagonal", False))
 
 
+def symmetric(gradients):
+    """Keeps the symmetric part of the covariance's gradient: only that has a meaning."""
+    mean, cov = gradients["state"]
+    return gradients | {"state": (mean, 0.5 * (cov + jnp.swapaxes(cov, -1, -2)))}
+
+
 @pytest.mark.parametrize(
     "form,kind,rotating",
     (
@@ -51,7 +57,7 @@ def test_gradients_equal_complex_step_through_oracle(x64, kind, rotating, form):
         assert_close(found, wanted, np.float64, "gradient")
 
 
-@pytest.mark.parametrize("steps", (1, 15, 65))
+@pytest.mark.parametrize("steps", (1, 15, 40))
 def test_gradients_equal_those_of_the_reference(x64, steps):
     case = cases.kalman(steps, steps, "diagonal", packed=True)
     rng = np.random.default_rng(7)
@@ -59,15 +65,13 @@ def test_gradients_equal_those_of_the_reference(x64, steps):
     segment_ids = case.pop("segment_ids")
 
     def loss(case, form):
-        outputs = predict(case | {"segment_ids": segment_ids}, form)
+        outputs = predict(case | {"segment_ids": segment_ids}, form, 16)
         return sum(jnp.sum(c * y) for c, y in zip(cotangents, outputs, strict=True))
 
     gradients = {}
     for form in FORMS:
         gradient = jax.jit(jax.grad(loss), static_argnums=1)(case, form)
-        # Covariances are symmetric: only that part of their gradient has a meaning.
-        mean, cov = gradient.pop("state")
-        gradients[form] = gradient | {"state": (mean, cov + jnp.swapaxes(cov, -1, -2))}
+        gradients[form] = symmetric(gradient)
     chex.assert_trees_all_equal_shapes(*gradients.values())
     wanted = jax.tree.leaves(gradients["recurrent"])
     for form in FAST_FORMS:
@@ -82,8 +86,13 @@ def test_numerical_gradients(x64, steps, form):
 
     flat, tree = jax.tree.flatten(case)
 
+    @jax.jit
     def loss(*flat):
-        return sum(jnp.sum(jnp.sin(y)) for y in predict(jax.tree.unflatten(tree, flat), form))
+        case = jax.tree.unflatten(tree, flat)
+        mean, cov = case["state"]
+        # A covariance is symmetric: the forms may differ on what no covariance is.
+        case["state"] = mean, 0.5 * (cov + jnp.swapaxes(cov, -1, -2))
+        return sum(jnp.sum(jnp.sin(y)) for y in predict(case, form))
 
     chex.assert_numerical_grads(loss, [jnp.asarray(x) for x in flat], order=1)
 
@@ -99,11 +108,11 @@ def test_low_precision_gradients_stay_within_the_table(dtype, form):
     def loss(case, form):
         return jnp.sum(cotangent * ops.kalman_memory(**case, implementation=form)[0])
 
-    found = jax.jit(jax.grad(loss), static_argnums=1)(low, form)
+    found = symmetric(jax.jit(jax.grad(loss), static_argnums=1)(low, form))
     jax.config.update("jax_enable_x64", True)
     try:
         exact = jax.tree.map(lambda x: jnp.asarray(x, jnp.float64), low)
-        wanted = jax.jit(jax.grad(loss), static_argnums=1)(exact, "recurrent")
+        wanted = symmetric(jax.jit(jax.grad(loss), static_argnums=1)(exact, "recurrent"))
         for name in found:
             for g, w in zip(
                 jax.tree.leaves(found[name]), jax.tree.leaves(wanted[name]), strict=True
