@@ -31,49 +31,61 @@ def join_lower(upper: jax.Array, lower_left: jax.Array, lower: jax.Array) -> jax
     return jnp.concatenate([top, jnp.concatenate([lower_left, lower], axis=-1)], axis=-2)
 
 
-def _inverse_cholesky_blocks(matrix: jax.Array) -> jax.Array:
-    """`inverse_cholesky` by halves: many small matrices at once as products, no call a matrix."""
+def _cholesky_blocks(matrix: jax.Array, floor: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Returns Lc and Lc^{-1} by halves: many small matrices at once, as products."""
     size = matrix.shape[-1]
     if size <= _BASE:
-        return _inverse_cholesky_pivots(matrix)
+        return _cholesky_pivots(matrix, floor)
     half = _BASE * -(-size // (2 * _BASE))
-    upper = _inverse_cholesky_blocks(matrix[..., :half, :half])
-    panel = matmul(matrix[..., half:, :half], transpose(upper))
-    lower = _inverse_cholesky_blocks(matrix[..., half:, half:] - matmul(panel, transpose(panel)))
-    return join_lower(upper, -matmul(lower, matmul(panel, upper)), lower)
+    factor, inverse = _cholesky_blocks(matrix[..., :half, :half], floor[..., :half])
+    cross = matrix[..., half:, :half]
+    panel = matmul(cross, transpose(inverse))
+    # A product with an inverse is not backward stable; one step of refinement makes it so.
+    panel = panel + matmul(cross - matmul(panel, transpose(factor)), transpose(inverse))
+    rest = matrix[..., half:, half:] - matmul(panel, transpose(panel))
+    lower_factor, lower = _cholesky_blocks(rest, floor[..., half:])
+    return (
+        join_lower(factor, panel, lower_factor),
+        join_lower(inverse, -matmul(lower, matmul(panel, inverse)), lower),
+    )
 
 
-def _inverse_cholesky_pivots(matrix: jax.Array) -> jax.Array:
-    """`inverse_cholesky` pivot by pivot: elimination on [matrix | I], each row scaled."""
+def _cholesky_pivots(matrix: jax.Array, floor: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """`_cholesky_blocks` pivot by pivot: elimination on [matrix | I], each row scaled."""
     size = matrix.shape[-1]
     rest = jnp.concatenate(
         [matrix, jnp.broadcast_to(jnp.eye(size, dtype=matrix.dtype), matrix.shape)], axis=-1
     )
     rows = []
     for pivot in range(size):
-        row = rest[..., 0, :] * jax.lax.rsqrt(rest[..., 0, pivot])[..., None]
-        rows.append(row[..., size:])
+        scale = jax.lax.rsqrt(jnp.maximum(rest[..., 0, pivot], floor[..., pivot]))
+        row = rest[..., 0, :] * scale[..., None]
+        rows.append(row)
         rest = rest[..., 1:, :] - row[..., pivot + 1 : size, None] * row[..., None, :]
-    return jnp.stack(rows, axis=-2)
+    joined = jnp.stack(rows, axis=-2)
+    return jnp.tril(transpose(joined[..., :size])), joined[..., size:]
 
 
 @jax.custom_jvp
-def inverse_cholesky(matrix: jax.Array) -> jax.Array:
+def inverse_cholesky(matrix: jax.Array, floor: jax.Array) -> jax.Array:
     """Returns T = Lc^{-1} [..., L, L], lower triangular, where `matrix` = Lc Lc^T.
 
     Args:
       matrix: [..., L, L], symmetric positive definite.
+      floor: [..., L], a positive lower bound of each squared pivot that holds in exact arithmetic:
+        the own noise of a reading for the covariance of readings. Keeps rounding from a negative
+        pivot where the matrix is close to singular; has no derivative.
 
     The derivative is dT = -half(T dS T^T) T, where half keeps the lower triangle and half of the
     diagonal.
     """
-    return _inverse_cholesky_blocks(matrix)
+    return _cholesky_blocks(matrix, floor)[1]
 
 
 @inverse_cholesky.defjvp
 def _inverse_cholesky_jvp(primals, tangents):
-    (matrix,), (d_matrix,) = primals, tangents
-    inverse = inverse_cholesky(matrix)
+    (matrix, floor), (d_matrix, _) = primals, tangents
+    inverse = inverse_cholesky(matrix, floor)
     inner = matmul(matmul(inverse, d_matrix), transpose(inverse))
     size = matrix.shape[-1]
     half = jnp.tril(inner, -1) + 0.5 * inner * jnp.eye(size, dtype=inner.dtype)

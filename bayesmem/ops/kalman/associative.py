@@ -30,7 +30,7 @@ class ChunkElement(NamedTuple):
 
 def chunk_element(chunk: ChunkTerms) -> ChunkElement:
     """Makes the element of each chunk, which needs nothing of the belief at its entry."""
-    inverse = inverse_cholesky(chunk.noise_gram)
+    inverse = inverse_cholesky(chunk.noise_gram, chunk.obs_var)
     keys = matmul(inverse, chunk.keys[..., None, :, :])
     rows = matmul(inverse, chunk.exit_rows[..., None, :, :])
     values = matmul(inverse, chunk.values)

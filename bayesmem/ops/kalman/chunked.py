@@ -33,6 +33,7 @@ class ChunkTerms(NamedTuple):
     keys: jax.Array  # [B, H, N, L, D] kt_i = Phi_i^T k_i
     queries: jax.Array  # [B, H, N, L, D] qt_i = Phi_i^T q_i
     values: jax.Array  # [B, H, N, G, L, M/G]
+    obs_var: jax.Array  # [B, H, N, G, L]
     noise_gram: jax.Array  # [B, H, N, G, L, L] k_i^T A_{i:j+1} N_j k_j + r_i^2 [i = j], symmetric
     noise_read: jax.Array  # [B, H, N, L, L] q_i^T A_{i:j+1} N_j k_j, j <= i
     noise_var: jax.Array  # [B, H, N, L] q_i^T N_i q_i
@@ -62,6 +63,7 @@ def chunk_terms(inputs: KalmanInputs, length: int) -> ChunkTerms:
         keys=decay.from_entry * k,
         queries=decay.from_entry * q,
         values=jnp.moveaxis(split(inputs.v), -2, -3),
+        obs_var=obs_var,
         noise_gram=gram,
         noise_read=chunking.decayed_products(q, noisy_k, decay),
         noise_var=jnp.sum(q * noise.apply(q), axis=-1),
@@ -88,7 +90,7 @@ def chunk_step(
     keys, queries = chunk.keys[..., None, :, :], chunk.queries[..., None, :, :]
     exit_rows, total = chunk.exit_rows[..., None, :, :], chunk.total[..., None, None, :]
     kp = matmul(keys, cov)
-    inverse = inverse_cholesky(matmul(kp, transpose(keys)) + chunk.noise_gram)
+    inverse = inverse_cholesky(matmul(kp, transpose(keys)) + chunk.noise_gram, chunk.obs_var)
     errors = matmul(inverse, chunk.values - matmul(keys, mean))
     read = matmul(queries, transpose(kp)) + chunk.noise_read[..., None, :, :]
     weights = jnp.tril(matmul(read, transpose(inverse)))
