@@ -1,4 +1,4 @@
-"""The one tolerance table: dtype x (value or gradient), scaled by the root of the reduced length."""
+"""The one tolerance table: dtype x (value or gradient), scaled by the root of the length."""
 
 import math
 

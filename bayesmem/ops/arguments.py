@@ -131,7 +131,10 @@ def run_memory(
         chunk_size, implementation).
       given: q, k, v, log_decay and the write strength, by name.
       strength: name of the write strength, [B, T, H], which may be None if the op says so.
-      state, segment_ids, chunk_size, implementation: as the op has them.
+      state: as the op has it, like the rest.
+      segment_ids: [B, T] or None.
+      chunk_size: tokens in a chunk.
+      implementation: name of a form, or "auto".
 
     Returns:
       y [B, T, H, M] in the dtype of v, and the memory [B, H, D, M].
@@ -148,6 +151,10 @@ def run_memory(
         dtype = compute_dtype(*given.values())
         state = jnp.zeros([sizes[axis] for axis in ("B", "H", "D", "M")], dtype)
     else:
+        if isinstance(state, tuple | list | dict):
+            raise ValueError(
+                f"state: found a {type(state).__name__}, wanted one array [B, H, D, M]"
+            )
         state = jnp.asarray(state)
         require_floating("state", state)
         require_shape("state", state, sizes, "B H D M")

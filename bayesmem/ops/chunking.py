@@ -94,7 +94,8 @@ def decayed_products(x: jax.Array, y: jax.Array, decay: ChunkDecay) -> jax.Array
     """Returns sum_d x_id decay_d(j -> i) y_jd for j <= i in the same document, else 0.
 
     Args:
-      x, y: [B, H, N, L, D].
+      x: [B, H, N, L, D].
+      y: [B, H, N, L, D].
       decay: decay of the same chunks.
 
     Returns:

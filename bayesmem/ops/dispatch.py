@@ -33,18 +33,19 @@ def run(
       ValueError: `implementation` is not "auto" and not one of `forms`.
       NotImplementedError: the named form cannot run here; names what would.
     """
+    require_known(op, implementation, forms)
     if implementation == "auto":
+        passed_over = []
         for name in preferred:
             try:
-                return forms[name](*arguments)
+                result = forms[name](*arguments)
             except NotImplementedError as error:
-                _log_once(f"{op}: {name} passed over: {error}")
+                passed_over.append(f"{name} ({error})")
+                continue
+            if passed_over:
+                _log_once(f"{op}: runs as {name!r}; passed over: {'; '.join(passed_over)}")
+            return result
         raise NotImplementedError(f"{op}: none of {', '.join(preferred)} can run here")
-    if implementation not in forms:
-        raise ValueError(
-            f"implementation: found {implementation!r}, wanted 'auto' or one of "
-            f"{', '.join(map(repr, forms))} for {op}"
-        )
     try:
         return forms[implementation](*arguments)
     except NotImplementedError as error:
@@ -53,6 +54,15 @@ def run(
             f"{op}: implementation={implementation!r} was asked for, but {error}; "
             f"'auto' or {', '.join(others)} would work here"
         ) from error
+
+
+def require_known(op: str, implementation: str, forms: Mapping[str, Form]) -> None:
+    """Raises ValueError unless `implementation` is "auto" or one of `forms`."""
+    if implementation != "auto" and implementation not in forms:
+        raise ValueError(
+            f"implementation: found {implementation!r}, wanted 'auto' or one of "
+            f"{', '.join(map(repr, forms))} for {op}"
+        )
 
 
 def kernel(folder: str, backend: str) -> Form:

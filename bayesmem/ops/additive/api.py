@@ -61,6 +61,7 @@ def linear_attention(
       NotImplementedError: the named implementation cannot run here.
     """
     given = {"q": q, "k": k, "v": v, "gain": gain, "log_decay": log_decay}
+    dispatch.require_known("linear_attention", implementation, FORMS)
     return arguments.run_memory(_run, given, "gain", state, segment_ids, chunk_size, implementation)
 
 

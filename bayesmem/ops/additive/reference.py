@@ -26,6 +26,7 @@ def recurrent(inputs: AdditiveInputs, chunk_size: int) -> tuple[jax.Array, jax.A
         memory = memory + token.k[..., :, None] * token.v[..., None, :]
         return memory, einsum("bhdm,bhd->bhm", memory, token.q)
 
-    tokens = jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), inputs._replace(memory=None))
+    tokens = inputs._replace(memory=None)  # type: ignore[arg-type]
+    tokens = jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), tokens)
     memory, y = jax.lax.scan(step, inputs.memory, tokens)
     return jnp.moveaxis(y, 0, 1), memory

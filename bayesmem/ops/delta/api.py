@@ -62,6 +62,7 @@ def delta_rule(
     if beta is None:
         raise ValueError("beta: found None, wanted an array [B, T, H]")
     given = {"q": q, "k": k, "v": v, "beta": beta, "log_decay": log_decay}
+    dispatch.require_known("delta_rule", implementation, FORMS)
     return arguments.run_memory(_run, given, "beta", state, segment_ids, chunk_size, implementation)
 
 

@@ -1,4 +1,4 @@
-"""The WY / UT chunk form of the delta rule (arXiv 2406.06484, with decay 2412.06464, 2510.26692)."""
+"""The WY / UT chunk form of the delta rule (arXiv 2406.06484; decay 2412.06464, 2510.26692)."""
 
 import functools
 

@@ -114,8 +114,23 @@ def kalman_predict(
     """Reads the memory together with the uncertainty of the read.
 
     Args:
-      q, k, v, process_var, obs_var, log_decay, angle, prior_var, state, segment_ids, chunk_size,
-        implementation: as in `kalman_memory`.
+      q: [B, T, Hk, D], queries. No scaling is applied. H must be a multiple of Hk; heads of q, k
+        and of each per-head argument are repeated to H.
+      k: [B, T, Hk, D], keys.
+      v: [B, T, H, M], values.
+      process_var: [B, T, H], ell^2 >= 0, variance that the memory gains before each write.
+      obs_var: [B, T, H] or [B, T, H, G], r^2 > 0, variance of a write; M splits into G equal
+        groups. Raised to `OBS_VAR_FLOOR` where it is smaller.
+      log_decay: None (A = I), [B, T, H] (A = a I) or [B, T, H, D] (A = diag(a)); log a <= 0.
+      angle: None or [B, T, H, D/2], radians: A = diag(a) R(angle) rotates interleaved (real,
+        imaginary) pairs of D; ell^2 then enters the even (real) rows only, and the two rows of a
+        pair must have equal decay.
+      prior_var: scalar or [H], p0 > 0; P_0 = p0 I where `state` is None and at document starts.
+      state: belief to continue from, or None for the prior. A is applied to it first.
+      segment_ids: [B, T] integers or None; a new id starts a new document at the prior, a negative
+        id is padding (see `bayesmem.ops.segments`). The first document continues from `state`.
+      chunk_size: tokens in a chunk of the chunk forms.
+      implementation: "auto", "recurrent", "chunked", "associative", "pallas" or "triton".
 
     Returns:
       mean [B, T, H, M] in the dtype of v; var [B, T, H, G] = q_t^T P_t q_t, the variance of each
@@ -163,6 +178,11 @@ def _filter(
     given = {name: None if x is None else jnp.asarray(x) for name, x in given.items()}
     segment_ids = None if segment_ids is None else jnp.asarray(segment_ids)
     if state is not None:
+        if not isinstance(state, tuple | list) or len(state) != len(KalmanState._fields):
+            raise ValueError(
+                f"state: found a {type(state).__name__}, wanted KalmanState(mean [B, H, D, M], "
+                f"cov [B, H, G, D, D])"
+            )
         state = KalmanState(*map(jnp.asarray, state))
     _check(given, state, segment_ids)
     return _run(given, state, segment_ids, chunk_size, implementation)
@@ -180,6 +200,7 @@ def _run(
     sizes = _check(given, state, segment_ids)
     inputs = _prepare(given, state, segment_ids, sizes)
     shape = tuple(sizes[axis] for axis in ("B", "T", "H", "M"))
+    dispatch.require_known("kalman_memory", implementation, FORMS)
     if sizes["T"] == 0:
         y = jnp.zeros((*shape[:-1], sizes["G"], sizes["M"] // sizes["G"]), inputs.k.dtype)
         outputs = KalmanOutputs(y, y[..., 0], inputs.mean, inputs.cov)

@@ -1,7 +1,7 @@
 """The associative form: every chunk is made an element, elements combine in any grouping.
 
 Depth log(T / L) instead of T / L, work O(D^3) a chunk: for long sequences at small batch, and for
-exchanging one element a device between shards of a sequence. Derivation: README.md beside this file.
+exchanging one element a device between shards of a sequence. Derivation: README.md here.
 """
 
 from typing import NamedTuple

@@ -101,8 +101,9 @@ def chunk_step(
     whitened = matmul(inverse, kp * total + exit_rows)
     mean = transpose(total) * mean + matmul(transpose(whitened), errors)
     # The covariance by the gain (Joseph's form) and not as X - Z^T Z: a sum of positive
-    # semidefinite terms, which an error of the gain enters only in second order. With F = Phi - K kt
-    # it is F P F^T + [I, -K] (joint noise of exit and values) [I, -K]^T, grouped by factors of K^T.
+    # semidefinite terms, which an error of the gain enters only in second order. With
+    # F = Phi - K kt it is F P F^T + [I, -K] (joint noise of exit and values) [I, -K]^T, grouped
+    # by factors of K^T.
     gain = matmul(transpose(whitened), inverse)
     kept = transpose(total) * cov - matmul(gain, kp)
     noise = chunk.exit_noise.matrix(cov.shape[-1])[..., None, :, :] - matmul(gain, exit_rows)
@@ -120,7 +121,7 @@ def chunked(inputs: KalmanInputs, chunk_size: int) -> KalmanOutputs:
     terms = chunk_terms(inputs, min(chunk_size, steps))
 
     @functools.partial(jax.checkpoint, prevent_cse=False)
-    def step(belief, chunk):
+    def step(belief: tuple[jax.Array, jax.Array], chunk: ChunkTerms):
         return chunk_step(*belief, chunk)
 
     terms = jax.tree.map(lambda x: jnp.moveaxis(x, 2, 0), terms)

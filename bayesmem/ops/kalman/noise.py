@@ -26,6 +26,7 @@ class ChunkNoise(NamedTuple):
     def apply(self, x: jax.Array) -> jax.Array:
         """Returns N_j x_j for x [B, H, N, L, D]."""
         if self.blocks is None:
+            assert self.diagonal is not None
             return self.diagonal * x
         xx, xy, yy = (self.blocks[..., i] for i in range(3))
         even, odd = x[..., ::2], x[..., 1::2]
@@ -35,12 +36,14 @@ class ChunkNoise(NamedTuple):
     def at_end(self) -> "ChunkNoise":
         """Returns N_L: the same without the axis L."""
         if self.blocks is None:
+            assert self.diagonal is not None
             return ChunkNoise(self.diagonal[..., -1, :], None)
         return ChunkNoise(None, self.blocks[..., -1, :, :])
 
     def matrix(self, dim: int) -> jax.Array:
         """Spells the noise out: [..., D, D], where its axes end in C or in (D/2, 3)."""
         if self.blocks is None:
+            assert self.diagonal is not None
             return self.diagonal[..., None, :] * jnp.eye(dim, dtype=self.diagonal.dtype)
         xx, xy, yy = (self.blocks[..., i] for i in range(3))
         blocks = jnp.stack([jnp.stack([xx, xy], -1), jnp.stack([xy, yy], -1)], -2)

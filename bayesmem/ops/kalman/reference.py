@@ -46,7 +46,7 @@ def recurrent(inputs: KalmanInputs, chunk_size: int) -> KalmanOutputs:
         var = einsum("bhi,bhgij,bhj->bhg", token.q, cov, token.q)
         return (mean, cov), (y, var)
 
-    tokens = inputs._replace(prior_var=None, mean=None, cov=None)
+    tokens = inputs._replace(prior_var=None, mean=None, cov=None)  # type: ignore[arg-type]
     tokens = jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), tokens)
     (mean, cov), (y, var) = jax.lax.scan(step, (inputs.mean, inputs.cov), tokens)
     return KalmanOutputs(jnp.moveaxis(y, 0, 1), jnp.moveaxis(var, 0, 1), mean, cov)

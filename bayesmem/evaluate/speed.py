@@ -1,0 +1,148 @@
+"""Time, memory and error of every form of every op, on the shapes of `kernels_pallas.shapes`."""
+
+import functools
+import time
+from collections.abc import Callable, Iterator
+from importlib.metadata import version
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import bayesmem
+from bayesmem import ops
+from kernels_pallas.shapes import SUITES, Shape
+
+MODES = ("fwd", "fwd+bwd")
+OPS: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
+    "kalman_memory": (ops.kalman_memory, ("recurrent", "chunked", "associative")),
+    "delta_rule": (ops.delta_rule, ("recurrent", "chunked")),
+    "linear_attention": (ops.linear_attention, ("recurrent", "chunked")),
+}
+
+
+class _Race(NamedTuple):
+    """One compiled form, and its times in milliseconds."""
+
+    row: dict[str, Any]
+    program: Any
+    inputs: dict[str, jax.Array]
+    times: list[float]
+
+
+def bench_ops(suite: str, repeats: int = 20) -> Iterator[dict[str, Any]]:
+    """Times all forms of all ops; forms of one op, shape and mode take turns.
+
+    Args:
+      suite: a key of `kernels_pallas.shapes.SUITES`.
+      repeats: timed calls of each; the median and the spread are reported.
+
+    Yields:
+      One row a form and mode: op, implementation, mode, B, T, H, D, M, dtype, wall_ms (median, host
+      included), wall_ms_low, wall_ms_high (quartiles), relative_error (of the output, forward only,
+      against the token recurrence in float64), peak_bytes (temporaries of the compiled program),
+      device, versions.
+
+    Raises:
+      ValueError: unknown suite, or no repeats.
+    """
+    if suite not in SUITES:
+        raise ValueError(f"suite: found {suite!r}, wanted one of {', '.join(map(repr, SUITES))}")
+    if repeats < 1:
+        raise ValueError(f"repeats: found {repeats}, wanted at least 1")
+    for shape in SUITES[suite]:
+        for name, (op, forms) in OPS.items():
+            inputs = _inputs(name, shape)
+            exact = _exact(op, inputs)
+            for mode in MODES:
+                races = [_compile(name, op, form, mode, shape, inputs, exact) for form in forms]
+                for _ in range(repeats):
+                    for race in races:
+                        race.times.append(_milliseconds(race.program, race.inputs))
+                for race in races:
+                    low, middle, high = np.percentile(race.times, (25, 50, 75))
+                    times = {"wall_ms": middle, "wall_ms_low": low, "wall_ms_high": high}
+                    yield race.row | {key: round(float(x), 4) for key, x in times.items()}
+
+
+def _inputs(name: str, shape: Shape) -> dict[str, jax.Array]:
+    """Draws float32 inputs: unit keys, a decay a head near 1, moderate noise."""
+    rng = np.random.default_rng(0)
+    heads = (shape.B, shape.T, shape.H)
+    k = rng.standard_normal((*heads, shape.D))
+    drawn = {
+        "q": rng.standard_normal((*heads, shape.D)),
+        "k": k / np.linalg.norm(k, axis=-1, keepdims=True),
+        "v": rng.standard_normal((*heads, shape.M)),
+        "log_decay": -rng.exponential(0.05, heads),
+    }
+    if name == "kalman_memory":
+        drawn["process_var"] = rng.uniform(0.0, 0.1, heads)
+        drawn["obs_var"] = rng.uniform(0.05, 0.5, heads)
+    elif name == "delta_rule":
+        drawn["beta"] = rng.uniform(0.0, 1.0, heads)
+    return {key: jnp.asarray(x, jnp.float32) for key, x in drawn.items()}
+
+
+def _exact(op: Callable[..., Any], inputs: dict[str, jax.Array]) -> np.ndarray:
+    """The output of the token recurrence in float64."""
+    with jax.enable_x64(True):
+        wide = {key: jnp.asarray(np.asarray(x, np.float64)) for key, x in inputs.items()}
+        return np.asarray(op(**wide, implementation="recurrent")[0])
+
+
+def _compile(name, op, form, mode, shape, inputs, exact) -> _Race:
+    """Compiles one form and mode, and measures its memory and error."""
+
+    def forward(inputs):
+        return op(**inputs, implementation=form)[0]
+
+    def loss(inputs):
+        return jnp.sum(forward(inputs))
+
+    function = forward if mode == "fwd" else jax.value_and_grad(loss)
+    program = jax.jit(function).lower(inputs).compile()
+    memory = program.memory_analysis()
+    error = np.asarray(forward(inputs), np.float64) - exact
+    row = {"op": name, "implementation": form, "mode": mode, **shape._asdict(), "dtype": "float32"}
+    row |= {
+        "relative_error": float(np.linalg.norm(error) / np.linalg.norm(exact)),
+        "peak_bytes": int(memory.temp_size_in_bytes) if memory is not None else None,
+        "device": jax.devices()[0].device_kind,
+        "versions": versions(),
+    }
+    _milliseconds(program, inputs)
+    return _Race(row, program, inputs, [])
+
+
+def _milliseconds(program: Any, inputs: dict[str, jax.Array]) -> float:
+    begin = time.perf_counter()
+    jax.block_until_ready(program(inputs))
+    return 1e3 * (time.perf_counter() - begin)
+
+
+@functools.cache
+def versions() -> dict[str, str]:
+    """Returns the versions of what was measured."""
+    return {"bayesmem": bayesmem.__version__} | {p: version(p) for p in ("jax", "jaxlib", "numpy")}
+
+
+def format_rows(rows: list[dict[str, Any]]) -> str:
+    """Returns a table of rows, each time also as a multiple of the token recurrence's."""
+    lines = [
+        f"{'op':17}{'form':12}{'mode':9}{'B T H D M':>21}{'ms':>10}{'speedup':>9}"
+        f"{'error':>10}{'peak MB':>9}"
+    ]
+    slowest: dict[tuple[Any, ...], float] = {}
+    for row in rows:
+        sizes = " ".join(str(row[axis]) for axis in "BTHDM")
+        key = (row["op"], row["mode"], sizes)
+        base = slowest.setdefault(key, row["wall_ms"])
+        peak = "-" if row["peak_bytes"] is None else f"{row['peak_bytes'] / 1e6:.1f}"
+        lines.append(
+            f"{row['op']:17}{row['implementation']:12}{row['mode']:9}{sizes:>21}"
+            f"{row['wall_ms']:10.2f}{base / row['wall_ms']:8.1f}x{row['relative_error']:10.1e}"
+            f"{peak:>9}"
+        )
+    return "\n".join(lines)
