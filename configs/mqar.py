@@ -40,7 +40,12 @@ def get_config(variant: str = "") -> ml_collections.ConfigDict:
     common.use_mixers(config, chosen["mixer"], num_heads=2)
     config.optimizer.learning_rate = 3e-3
     config.optimizer.warmup_steps = 100
-    config.train.steps = 2_500
+    config.train.steps = 3_000
+    if "bayesian" in config.model.mixers:
+        # Without a convolution, a value finds its key, one token back, by decay; a decay of each
+        # key dimension learns that sooner than A = I, and a large learning rate sooner still.
+        config.model.mixer_options["bayesian"]["transition"] = "diagonal"
+        config.optimizer.learning_rate = 1.2e-2
     config.train.batch_size = 128
     config.train.log_every = 50
     config.train.eval_every = 500

@@ -38,7 +38,7 @@ PINNED: dict[str, int] = {
     "lm:small,gla": 5_346_432,
     "lm:small,mamba2": 4_721_352,
     "lm:small,attention": 4_902_144,
-    "mqar:bayesian": 107_400,
+    "mqar:bayesian": 115_724,
     "mqar:deltanet": 100_480,
     "mqar:gated_deltanet": 108_936,
     "mqar:kda": 116_996,
@@ -47,9 +47,9 @@ PINNED: dict[str, int] = {
     "mqar:gla": 111_104,
     "mqar:mamba2": 108_684,
     "mqar:attention": 98_624,
-    "mqar:bayesian,base": 107_400,
-    "mqar:bayesian,update": 107_400,
-    "mqar:bayesian,block": 107_400,
+    "mqar:bayesian,base": 115_724,
+    "mqar:bayesian,update": 115_724,
+    "mqar:bayesian,block": 115_724,
 }
 
 VARIANTS = {
