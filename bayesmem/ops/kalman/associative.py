@@ -9,7 +9,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from bayesmem.ops.kalman.chunked import ChunkTerms, advance, chunk_terms, join_reads, read
+from bayesmem.ops.kalman.chunked import ChunkTerms, chunk_step, chunk_terms, join_reads
 from bayesmem.ops.kalman.types import KalmanInputs, KalmanOutputs, rotate_both, rotate_rows
 from bayesmem.ops.linalg import inverse_cholesky, matmul, transpose
 
@@ -80,6 +80,5 @@ def associative(inputs: KalmanInputs, chunk_size: int) -> KalmanOutputs:
     first = inputs.mean[:, :, None], inputs.cov[:, :, None]
     later = apply(before_last, *first)
     mean, cov = (jnp.concatenate([x, y], axis=2) for x, y in zip(first, later, strict=True))
-    (mean, cov), filtered = advance(mean, cov, terms)
-    reads = join_reads(*read(terms, filtered), steps)
-    return KalmanOutputs(*reads, mean[:, :, -1], cov[:, :, -1])
+    (mean, cov), (y, var) = chunk_step(mean, cov, terms)
+    return KalmanOutputs(*join_reads(y, var, steps), mean[:, :, -1], cov[:, :, -1])

@@ -74,19 +74,9 @@ def chunk_terms(inputs: KalmanInputs, length: int) -> ChunkTerms:
     )
 
 
-class FilteredChunk(NamedTuple):
-    """What the reads of a chunk need of its filtering; the leading axes are those of the terms."""
-
-    mean: jax.Array  # [..., G, D, M/G] at the entry
-    cov: jax.Array  # [..., G, D, D] at the entry
-    projected: jax.Array  # [..., G, L, D] kt_i^T P
-    inverse: jax.Array  # [..., G, L, L] T
-    errors: jax.Array  # [..., G, L, M/G] E
-
-
-def advance(
+def chunk_step(
     mean: jax.Array, cov: jax.Array, chunk: ChunkTerms
-) -> tuple[tuple[jax.Array, jax.Array], FilteredChunk]:
+) -> tuple[tuple[jax.Array, jax.Array], tuple[jax.Array, jax.Array]]:
     """Filters one chunk (or, with more leading axes, many at once) from its entry belief.
 
     Args:
@@ -95,61 +85,49 @@ def advance(
       chunk: the chunk's terms, with the same leading axes.
 
     Returns:
-      (mean, cov) at the exit, and what `read` needs.
+      ((mean, cov) at the exit, (y [..., G, L, M/G], var [..., G, L])).
     """
-    keys, exit_rows = chunk.keys[..., None, :, :], chunk.exit_rows[..., None, :, :]
-    total = chunk.total[..., None, None, :]
-    projected = matmul(keys, cov)
-    gram = matmul(projected, transpose(keys)) + chunk.noise_gram
-    inverse = inverse_cholesky(gram, chunk.obs_var)
+    keys, queries = chunk.keys[..., None, :, :], chunk.queries[..., None, :, :]
+    exit_rows, total = chunk.exit_rows[..., None, :, :], chunk.total[..., None, None, :]
+    kp = matmul(keys, cov)
+    inverse = inverse_cholesky(matmul(kp, transpose(keys)) + chunk.noise_gram, chunk.obs_var)
     errors = matmul(inverse, chunk.values - matmul(keys, mean))
-    filtered = FilteredChunk(mean, cov, projected, inverse, errors)
+    read = matmul(queries, transpose(kp)) + chunk.noise_read[..., None, :, :]
+    weights = jnp.tril(matmul(read, transpose(inverse)))
+    y = matmul(queries, mean) + matmul(weights, errors)
+    var = jnp.sum(matmul(queries, cov) * queries, -1) + chunk.noise_var[..., None, :]
+    var = jnp.maximum(var - jnp.sum(weights * weights, -1), 0.0)
 
-    whitened = matmul(inverse, projected * total + exit_rows)
+    whitened = matmul(inverse, kp * total + exit_rows)
     mean = transpose(total) * mean + matmul(transpose(whitened), errors)
     # The covariance by the gain (Joseph's form) and not as X - Z^T Z: a sum of positive
     # semidefinite terms, which an error of the gain enters only in second order. With
     # F = Phi - K kt it is F P F^T + [I, -K] (joint noise of exit and values) [I, -K]^T, grouped
     # by factors of K^T.
     gain = matmul(transpose(whitened), inverse)
-    kept = transpose(total) * cov - matmul(gain, projected)
+    kept = transpose(total) * cov - matmul(gain, kp)
     noise = chunk.exit_noise.matrix(cov.shape[-1])[..., None, :, :] - matmul(gain, exit_rows)
     carried = matmul(gain, chunk.noise_gram) - transpose(exit_rows) - matmul(kept, transpose(keys))
     cov = kept * total + noise + matmul(carried, transpose(gain))
     if chunk.exit_angle is not None:
         mean = rotate_rows(mean, chunk.exit_angle[..., None, :])
         cov = rotate_both(cov, chunk.exit_angle[..., None, :])
-    return (mean, 0.5 * (cov + transpose(cov))), filtered
-
-
-def read(chunk: ChunkTerms, filtered: FilteredChunk) -> tuple[jax.Array, jax.Array]:
-    """Reads filtered chunks, all at once: y [B, H, N, G, L, M/G] and var [B, H, N, G, L]."""
-    queries = chunk.queries[..., None, :, :]
-    covariance = matmul(queries, transpose(filtered.projected))
-    covariance = covariance + chunk.noise_read[..., None, :, :]
-    weights = jnp.tril(matmul(covariance, transpose(filtered.inverse)))
-    y = matmul(queries, filtered.mean) + matmul(weights, filtered.errors)
-    var = jnp.sum(matmul(queries, filtered.cov) * queries, -1) + chunk.noise_var[..., None, :]
-    return y, jnp.maximum(var - jnp.sum(weights * weights, -1), 0.0)
+    return (mean, 0.5 * (cov + transpose(cov))), (y, var)
 
 
 def chunked(inputs: KalmanInputs, chunk_size: int) -> KalmanOutputs:
-    """Filters chunk after chunk, then reads all of them; the reads wait for nothing but memory.
-
-    The backward pass keeps beliefs at chunk entries and one number a token, key dimension, value
-    dimension and neighbour in the chunk; never a covariance a token.
-    """
+    """Filters chunk after chunk; the backward pass keeps beliefs at chunk entries only."""
     steps = inputs.k.shape[1]
     terms = chunk_terms(inputs, min(chunk_size, steps))
 
     @functools.partial(jax.checkpoint, prevent_cse=False)
     def step(belief: tuple[jax.Array, jax.Array], chunk: ChunkTerms):
-        return advance(*belief, chunk)
+        return chunk_step(*belief, chunk)
 
-    chunks = jax.tree.map(lambda x: jnp.moveaxis(x, 2, 0), terms)
-    (mean, cov), filtered = jax.lax.scan(step, (inputs.mean, inputs.cov), chunks)
-    filtered = jax.tree.map(lambda x: jnp.moveaxis(x, 0, 2), filtered)
-    return KalmanOutputs(*join_reads(*read(terms, filtered), steps), mean, cov)
+    terms = jax.tree.map(lambda x: jnp.moveaxis(x, 2, 0), terms)
+    (mean, cov), reads = jax.lax.scan(step, (inputs.mean, inputs.cov), terms)
+    y, var = (jnp.moveaxis(x, 0, 2) for x in reads)
+    return KalmanOutputs(*join_reads(y, var, steps), mean, cov)
 
 
 def join_reads(y: jax.Array, var: jax.Array, steps: int) -> tuple[jax.Array, jax.Array]:
