@@ -208,6 +208,23 @@ def test_unknown_implementation_lists_what_exists(op, run):
         run(op, case)
 
 
+@pytest.mark.parametrize("op", FUNCTIONS)
+def test_unknown_implementation_is_an_error_without_tokens_too(op):
+    per_token = {name: x for name, x in valid(op).items() if name not in ("state", "prior_var")}
+    empty = {name: x[:, :0] for name, x in per_token.items() if hasattr(x, "shape")}
+    assert call(op, empty)[0].shape[1] == 0
+    with pytest.raises(ValueError, match="^implementation: found 'cuda'"):
+        call(op, empty | {"implementation": "cuda"})
+
+
+@pytest.mark.parametrize("op", FUNCTIONS)
+def test_a_state_of_another_kind_is_named(op):
+    array = jnp.zeros((B, H, D, M))
+    wrong = array if op in KALMAN else ops.KalmanState(array, array)
+    with pytest.raises(ValueError, match="^state: found a .*, wanted"):
+        call(op, valid(op) | {"state": wrong})
+
+
 # (argument, value that no op may take, what is wanted)
 VALUES = (
     ("log_decay", 176.0, "log_decay <= 0"),
