@@ -19,3 +19,10 @@ SUITES = {
     "quick": (Shape(1, 128, 2, 16, 16),),
 }
 """Suites of `launch.bench_ops`."""
+
+CHUNK_SIZES = {
+    ("cpu", "kalman_memory", "chunked"): 16,
+    ("cpu", "delta_rule", "chunked"): 32,
+    ("cpu", "linear_attention", "chunked"): 32,
+}
+"""Tokens in a chunk where 64 is not the fastest, by suite, op and form: a CPU has its cache."""

@@ -16,6 +16,9 @@ from launch.errors import short_errors
 
 _SUITE = flags.DEFINE_enum("suite", "cpu", sorted(SUITES), "Shapes of kernels_pallas/shapes.py.")
 _REPEATS = flags.DEFINE_integer("repeats", 20, "Timed calls of each form.", lower_bound=1)
+_CHUNK_SIZE = flags.DEFINE_integer(
+    "chunk_size", None, "Tokens in a chunk; left out: what suits form and suite.", lower_bound=1
+)
 _OUTPUT = flags.DEFINE_string("output", None, "JSON file to write; must not exist.")
 
 
@@ -27,7 +30,7 @@ def main(argv: list[str]) -> None:
     if output is not None and output.exists():
         raise FileExistsError(f"--output: {output} exists already and is left as it is")
     rows = []
-    for row in bench_ops(_SUITE.value, _REPEATS.value):
+    for row in bench_ops(_SUITE.value, _REPEATS.value, _CHUNK_SIZE.value):
         rows.append(row)
         print(f"{row['op']} {row['implementation']} {row['mode']}", file=sys.stderr)
     print(format_rows(rows))

@@ -1,5 +1,6 @@
 import importlib.metadata
 import os
+import pathlib
 import tempfile
 
 # A persistent compilation cache, shared by all workers and by the subprocesses that tests start.
@@ -27,3 +28,16 @@ def x64():
     jax.config.update("jax_enable_x64", True)
     yield
     jax.config.update("jax_enable_x64", before)
+
+
+@pytest.fixture(autouse=True)
+def few_memory_maps():
+    """Drops compiled programs before their memory maps reach the limit of the kernel.
+
+    A program of the CPU compiler holds tens of maps, a test some hundreds, and Linux kills a
+    process's allocations at 65,530 (vm.max_map_count): jaxlib then crashes inside a compilation.
+    """
+    yield
+    maps = pathlib.Path("/proc/self/maps")
+    if maps.exists() and maps.read_bytes().count(b"\n") > 20_000:
+        jax.clear_caches()

@@ -12,7 +12,7 @@ import numpy as np
 
 import bayesmem
 from bayesmem import ops
-from kernels_pallas.shapes import SUITES, Shape
+from kernels_pallas.shapes import CHUNK_SIZES, SUITES, Shape
 
 MODES = ("fwd", "fwd+bwd")
 OPS: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
@@ -31,32 +31,42 @@ class _Race(NamedTuple):
     times: list[float]
 
 
-def bench_ops(suite: str, repeats: int = 20) -> Iterator[dict[str, Any]]:
+def bench_ops(
+    suite: str, repeats: int = 20, chunk_size: int | None = None
+) -> Iterator[dict[str, Any]]:
     """Times all forms of all ops; forms of one op, shape and mode take turns.
 
     Args:
       suite: a key of `kernels_pallas.shapes.SUITES`.
-      repeats: timed calls of each; the median and the spread are reported.
+      repeats: timed calls of each; the median and the spread are reported. Before each, one call is
+        not timed, so that no form pays for what the one before it left in memory.
+      chunk_size: tokens in a chunk of the chunk forms, or None for those of `CHUNK_SIZES`.
 
     Yields:
-      One row a form and mode: op, implementation, mode, B, T, H, D, M, dtype, wall_ms (median, host
+      One row a form and mode: op, implementation, mode, B, T, H, D, M, chunk_size (None for the
+      token recurrence), dtype, wall_ms (median, host
       included), wall_ms_low, wall_ms_high (quartiles), relative_error (of the output, forward only,
       against the token recurrence in float64), peak_bytes (temporaries of the compiled program),
       device, versions.
 
     Raises:
-      ValueError: unknown suite, or no repeats.
+      ValueError: unknown suite, no repeats, or a chunk size below 1.
     """
     if suite not in SUITES:
         raise ValueError(f"suite: found {suite!r}, wanted one of {', '.join(map(repr, SUITES))}")
     if repeats < 1:
         raise ValueError(f"repeats: found {repeats}, wanted at least 1")
+    if chunk_size is not None and chunk_size < 1:
+        raise ValueError(f"chunk_size: found {chunk_size}, wanted at least 1")
     for shape in SUITES[suite]:
         for name, (op, forms) in OPS.items():
             inputs = _inputs(name, shape)
             exact = _exact(op, inputs)
             for mode in MODES:
-                races = [_compile(name, op, form, mode, shape, inputs, exact) for form in forms]
+                races = []
+                for form in forms:
+                    length = chunk_size or CHUNK_SIZES.get((suite, name, form), 64)
+                    races.append(_compile(name, op, form, mode, shape, length, inputs, exact))
                 for _ in range(repeats):
                     for race in races:
                         race.times.append(_milliseconds(race.program, race.inputs))
@@ -92,11 +102,11 @@ def _exact(op: Callable[..., Any], inputs: dict[str, jax.Array]) -> np.ndarray:
         return np.asarray(op(**wide, implementation="recurrent")[0])
 
 
-def _compile(name, op, form, mode, shape, inputs, exact) -> _Race:
+def _compile(name, op, form, mode, shape, chunk_size, inputs, exact) -> _Race:
     """Compiles one form and mode, and measures its memory and error."""
 
     def forward(inputs):
-        return op(**inputs, implementation=form)[0]
+        return op(**inputs, chunk_size=chunk_size, implementation=form)[0]
 
     def loss(inputs):
         return jnp.sum(forward(inputs))
@@ -105,18 +115,20 @@ def _compile(name, op, form, mode, shape, inputs, exact) -> _Race:
     program = jax.jit(function).lower(inputs).compile()
     memory = program.memory_analysis()
     error = np.asarray(forward(inputs), np.float64) - exact
-    row = {"op": name, "implementation": form, "mode": mode, **shape._asdict(), "dtype": "float32"}
+    row = {"op": name, "implementation": form, "mode": mode, **shape._asdict()}
     row |= {
+        "chunk_size": None if form == "recurrent" else chunk_size,
+        "dtype": "float32",
         "relative_error": float(np.linalg.norm(error) / np.linalg.norm(exact)),
         "peak_bytes": int(memory.temp_size_in_bytes) if memory is not None else None,
         "device": jax.devices()[0].device_kind,
         "versions": versions(),
     }
-    _milliseconds(program, inputs)
     return _Race(row, program, inputs, [])
 
 
 def _milliseconds(program: Any, inputs: dict[str, jax.Array]) -> float:
+    jax.block_until_ready(program(inputs))
     begin = time.perf_counter()
     jax.block_until_ready(program(inputs))
     return 1e3 * (time.perf_counter() - begin)
@@ -131,7 +143,7 @@ def versions() -> dict[str, str]:
 def format_rows(rows: list[dict[str, Any]]) -> str:
     """Returns a table of rows, each time also as a multiple of the token recurrence's."""
     lines = [
-        f"{'op':17}{'form':12}{'mode':9}{'B T H D M':>21}{'ms':>10}{'speedup':>9}"
+        f"{'op':17}{'form':12}{'mode':9}{'B T H D M':>21}{'chunk':>6}{'ms':>10}{'speedup':>9}"
         f"{'error':>10}{'peak MB':>9}"
     ]
     slowest: dict[tuple[Any, ...], float] = {}
@@ -142,7 +154,7 @@ def format_rows(rows: list[dict[str, Any]]) -> str:
         peak = "-" if row["peak_bytes"] is None else f"{row['peak_bytes'] / 1e6:.1f}"
         lines.append(
             f"{row['op']:17}{row['implementation']:12}{row['mode']:9}{sizes:>21}"
-            f"{row['wall_ms']:10.2f}{base / row['wall_ms']:8.1f}x{row['relative_error']:10.1e}"
-            f"{peak:>9}"
+            f"{row['chunk_size'] or '-':>6}{row['wall_ms']:10.2f}"
+            f"{base / row['wall_ms']:8.1f}x{row['relative_error']:10.1e}{peak:>9}"
         )
     return "\n".join(lines)

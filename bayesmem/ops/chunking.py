@@ -22,33 +22,42 @@ class ChunkDecay(NamedTuple):
     A factor is 0 where a document starts between its two ends.
     """
 
-    log_decay: jax.Array  # [B, H, N, L, C]
-    from_entry: jax.Array  # [B, H, N, L, C] chunk entry -> after token i
-    to_end: jax.Array  # [B, H, N, L, C] after token i -> chunk end
-    total: jax.Array  # [B, H, N, C] chunk entry -> chunk end
-    linked: jax.Array  # [B, 1 or H, N, L, L] bool: j <= i and in the same document
-    ratio: jax.Array | None  # [B, H, N, L, L] after j -> after i, where C is 1
+    log_decay: jax.Array  # [N, B, H, L, C]
+    from_entry: jax.Array  # [N, B, H, L, C] chunk entry -> after token i
+    to_end: jax.Array  # [N, B, H, L, C] after token i -> chunk end
+    total: jax.Array  # [N, B, H, C] chunk entry -> chunk end
+    linked: jax.Array  # [L, L] or [N, B, 1, L, L] bool: j <= i, in the same document
+    ratio: jax.Array | None  # [N, B, H, L, L] after j -> after i, where C is 1
+
+
+def cut(x: jax.Array, length: int, fill: float = 0.0) -> jax.Array:
+    """Cuts [B, T, H, ...] into chunks [N, B, L, H, ...], the tail padded with `fill`."""
+    batch, steps = x.shape[:2]
+    chunks = -(-steps // length)
+    if steps < chunks * length:
+        widths = [(0, 0), (0, chunks * length - steps)] + [(0, 0)] * (x.ndim - 2)
+        x = jnp.pad(x, widths, constant_values=fill)
+    return jnp.moveaxis(x.reshape(batch, chunks, length, *x.shape[2:]), 1, 0)
 
 
 def split(x: jax.Array, length: int, fill: float = 0.0) -> jax.Array:
-    """Cuts [B, T, H, ...] into chunks [B, H, N, L, ...], the tail padded with `fill`."""
-    batch, steps, heads = x.shape[:3]
-    chunks = -(-steps // length)
-    widths = [(0, 0), (0, chunks * length - steps)] + [(0, 0)] * (x.ndim - 2)
-    x = jnp.pad(x, widths, constant_values=fill)
-    x = x.reshape(batch, chunks, length, heads, *x.shape[3:])
-    return jnp.moveaxis(x, 3, 1)
+    """Cuts [B, T, H, ...] into chunks [N, B, H, L, ...], the tail padded with `fill`."""
+    return jnp.swapaxes(cut(x, length, fill), 2, 3)
+
+
+def join(x: jax.Array, steps: int) -> jax.Array:
+    """Joins chunks [N, B, L, H, ...] to [B, T, H, ...] and drops the padded tail."""
+    chunks, batch, length = x.shape[:3]
+    return jnp.moveaxis(x, 0, 1).reshape(batch, chunks * length, *x.shape[3:])[:, :steps]
 
 
 def merge(x: jax.Array, steps: int) -> jax.Array:
-    """Joins chunks [B, H, N, L, ...] to [B, T, H, ...] and drops the padded tail."""
-    batch, heads, chunks, length = x.shape[:4]
-    x = jnp.moveaxis(x, 1, 3).reshape(batch, chunks * length, heads, *x.shape[4:])
-    return x[:, :steps]
+    """Joins chunks [N, B, H, L, ...] to [B, T, H, ...] and drops the padded tail."""
+    return join(jnp.swapaxes(x, 2, 3), steps)
 
 
 def split_starts(starts: jax.Array | None, length: int) -> jax.Array | None:
-    """Cuts document starts [B, T] into chunks [B, 1, N, L]."""
+    """Cuts document starts [B, T] into chunks [N, B, 1, L]."""
     if starts is None:
         return None
     return split(starts[:, :, None], length, False)
@@ -61,45 +70,48 @@ def segment_sums(log_decay: jax.Array) -> jax.Array:
     return matmul(lower, jnp.tril(log_decay[..., :, None] * jnp.ones_like(lower), -1))
 
 
-def _sum_of_later(x: jax.Array) -> jax.Array:
-    """Returns for each token the sum over the tokens after it: [..., L, C] -> [..., L, C]."""
-    shifted = jnp.concatenate([x[..., 1:, :], jnp.zeros_like(x[..., :1, :])], axis=-2)
-    return jnp.flip(jnp.cumsum(jnp.flip(shifted, -2), axis=-2), -2)
-
-
 def chunk_decay(log_decay: jax.Array, starts: jax.Array | None) -> ChunkDecay:
     """Derives all decay factors inside of chunks.
 
     Args:
-      log_decay: [B, H, N, L, C], <= 0, C = 1 or D.
-      starts: [B, 1, N, L] bool, where a document starts, or None.
+      log_decay: [N, B, H, L, C], <= 0, C = 1 or D.
+      starts: [N, B, 1, L] bool, where a document starts, or None.
     """
     length, channels = log_decay.shape[-2:]
     log_decay = jnp.maximum(log_decay, LOG_DECAY_FLOOR)
-    from_entry = jnp.exp(jnp.cumsum(log_decay, axis=-2))
-    to_end = jnp.exp(_sum_of_later(log_decay))
-    linked = jnp.tril(jnp.ones((1, 1, 1, length, length), bool))
+    linked = jnp.tril(jnp.ones((length, length), bool))
+    document = None
     if starts is not None:
         document = jnp.cumsum(starts, axis=-1)
         linked = linked & (document[..., :, None] == document[..., None, :])
-        from_entry = jnp.where((document == 0)[..., None], from_entry, 0.0)
-        to_end = jnp.where((document == document[..., -1:])[..., None], to_end, 0.0)
-    ratio = None
     if channels == 1:
         ratio = jnp.where(linked, jnp.exp(segment_sums(log_decay[..., 0])), 0.0)
-    return ChunkDecay(log_decay, from_entry, to_end, from_entry[..., -1, :], linked, ratio)
+        entry = jnp.exp(log_decay[..., :1, :])
+        if starts is not None:
+            entry = jnp.where(starts[..., :1, None], 0.0, entry)
+        from_entry = ratio[..., :, :1] * entry
+        return ChunkDecay(
+            log_decay, from_entry, ratio[..., -1, :, None], from_entry[..., -1, :], linked, ratio
+        )
+    from_entry = jnp.exp(jnp.cumsum(log_decay, axis=-2))
+    shifted = jnp.concatenate([log_decay[..., 1:, :], jnp.zeros_like(log_decay[..., :1, :])], -2)
+    to_end = jnp.exp(jnp.flip(jnp.cumsum(jnp.flip(shifted, -2), axis=-2), -2))
+    if document is not None:
+        from_entry = jnp.where((document == 0)[..., None], from_entry, 0.0)
+        to_end = jnp.where((document == document[..., -1:])[..., None], to_end, 0.0)
+    return ChunkDecay(log_decay, from_entry, to_end, from_entry[..., -1, :], linked, None)
 
 
 def decayed_products(x: jax.Array, y: jax.Array, decay: ChunkDecay) -> jax.Array:
     """Returns sum_d x_id decay_d(j -> i) y_jd for j <= i in the same document, else 0.
 
     Args:
-      x: [B, H, N, L, D].
-      y: [B, H, N, L, D].
+      x: [N, B, H, L, D].
+      y: [N, B, H, L, D].
       decay: decay of the same chunks.
 
     Returns:
-      [B, H, N, L, L].
+      [N, B, H, L, L].
     """
     if decay.ratio is not None:
         return matmul(x, transpose(y)) * decay.ratio
@@ -149,13 +161,13 @@ def pass_state(
 
     Args:
       memory: [B, H, D, M], before the first chunk.
-      total: [B, H, N, C], decay over each chunk, C = 1 or D.
-      keys: [B, H, N, L, D], keys carried on to the chunk's end.
-      writes: [B, H, N, L, M].
-      erasures: [B, H, N, L, D], or None where a write does not depend on the memory.
+      total: [N, B, H, C], decay over each chunk, C = 1 or D.
+      keys: [N, B, H, L, D], keys carried on to the chunk's end.
+      writes: [N, B, H, L, M].
+      erasures: [N, B, H, L, D], or None where a write does not depend on the memory.
 
     Returns:
-      The memories at chunk entries [B, H, N, D, M], and the last memory [B, H, D, M].
+      The memories at chunk entries [N, B, H, D, M], and the last memory [B, H, D, M].
     """
     if erasures is None:
         writes = matmul(transpose(keys), writes)
@@ -167,6 +179,5 @@ def pass_state(
         return total[..., None] * memory + writes, memory
 
     chunks = total, keys if erasures is not None else None, writes, erasures
-    chunks = jax.tree.map(lambda x: jnp.moveaxis(x, 2, 0), chunks)
     memory, entries = jax.lax.scan(step, memory, chunks)
-    return jnp.moveaxis(entries, 0, 2), memory
+    return entries, memory

@@ -38,6 +38,13 @@ def test_values_equal_oracle_for_every_transition(x64, kind, rotating, form):
     assert_values(predict(case, form, chunk_size), oracles.kalman(**case), np.float64)
 
 
+def test_terms_of_all_chunks_at_once(x64, monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    case = cases.kalman(3, 75, "diagonal", rotating=True, groups=3, packed=True)
+    # No other test has this chunk size, so the program is made here.
+    assert_values(predict(case, "chunked", 19), oracles.kalman(**case), np.float64)
+
+
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("dtype", (jnp.float32, jnp.bfloat16))
 def test_low_precision_stays_within_the_table(dtype, form):

@@ -9,7 +9,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from bayesmem.ops.kalman.chunked import ChunkTerms, chunk_step, chunk_terms, join_reads
+from bayesmem.ops import chunking
+from bayesmem.ops.kalman.chunked import ChunkTerms, chunk_step, chunk_terms, cut
 from bayesmem.ops.kalman.types import KalmanInputs, KalmanOutputs, rotate_both, rotate_rows
 from bayesmem.ops.linalg import inverse_cholesky, matmul, transpose
 
@@ -74,11 +75,11 @@ def apply(element: ChunkElement, mean: jax.Array, cov: jax.Array) -> tuple[jax.A
 def associative(inputs: KalmanInputs, chunk_size: int) -> KalmanOutputs:
     """Finds the beliefs at all chunk entries by an associative scan, then filters all chunks."""
     steps = inputs.k.shape[1]
-    terms = chunk_terms(inputs, min(chunk_size, steps))
-    prefixes = jax.lax.associative_scan(combine, chunk_element(terms), axis=2)
-    before_last = jax.tree.map(lambda x: x[:, :, :-1], prefixes)
-    first = inputs.mean[:, :, None], inputs.cov[:, :, None]
+    terms = chunk_terms(cut(inputs, min(chunk_size, steps)), inputs.prior_var)
+    prefixes = jax.lax.associative_scan(combine, chunk_element(terms), axis=0)
+    before_last = jax.tree.map(lambda x: x[:-1], prefixes)
+    first = inputs.mean[None], inputs.cov[None]
     later = apply(before_last, *first)
-    mean, cov = (jnp.concatenate([x, y], axis=2) for x, y in zip(first, later, strict=True))
+    mean, cov = (jnp.concatenate([x, y]) for x, y in zip(first, later, strict=True))
     (mean, cov), (y, var) = chunk_step(mean, cov, terms)
-    return KalmanOutputs(*join_reads(y, var, steps), mean[:, :, -1], cov[:, :, -1])
+    return KalmanOutputs(chunking.join(y, steps), chunking.join(var, steps), mean[-1], cov[-1])

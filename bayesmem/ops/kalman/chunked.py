@@ -30,39 +30,55 @@ class ChunkTerms(NamedTuple):
     `exit_angle` turns the belief at the exit back.
     """
 
-    keys: jax.Array  # [B, H, N, L, D] kt_i = Phi_i^T k_i
-    queries: jax.Array  # [B, H, N, L, D] qt_i = Phi_i^T q_i
-    values: jax.Array  # [B, H, N, G, L, M/G]
-    obs_var: jax.Array  # [B, H, N, G, L]
-    noise_gram: jax.Array  # [B, H, N, G, L, L] k_i^T A_{i:j+1} N_j k_j + r_i^2 [i = j], symmetric
-    noise_read: jax.Array  # [B, H, N, L, L] q_i^T A_{i:j+1} N_j k_j, j <= i
-    noise_var: jax.Array  # [B, H, N, L] q_i^T N_i q_i
-    exit_rows: jax.Array  # [B, H, N, L, D] A_{L:j+1} N_j k_j
-    total: jax.Array  # [B, H, N, C] Phi_L
-    exit_noise: ChunkNoise  # [B, H, N, ...] N_L
-    exit_angle: jax.Array | None  # [B, H, N, D/2]
+    keys: jax.Array  # [N, B, H, L, D] kt_i = Phi_i^T k_i
+    queries: jax.Array  # [N, B, H, L, D] qt_i = Phi_i^T q_i
+    values: jax.Array  # [N, B, H, G, L, M/G]
+    obs_var: jax.Array  # [N, B, H, G, L]
+    noise_gram: jax.Array  # [N, B, H, G, L, L] k_i^T A_{i:j+1} N_j k_j + r_i^2 [i = j], symmetric
+    noise_read: jax.Array  # [N, B, H, L, L] q_i^T A_{i:j+1} N_j k_j, j <= i
+    noise_var: jax.Array  # [N, B, H, L] q_i^T N_i q_i
+    exit_rows: jax.Array  # [N, B, H, L, D] A_{L:j+1} N_j k_j
+    total: jax.Array  # [N, B, H, C] Phi_L
+    exit_noise: ChunkNoise  # [N, B, H, ...] N_L
+    exit_angle: jax.Array | None  # [N, B, H, D/2]
 
 
-def chunk_terms(inputs: KalmanInputs, length: int) -> ChunkTerms:
-    """Prepares all chunks of `length` tokens at once, in parallel."""
-    split = functools.partial(chunking.split, length=length)
-    q, k = split(inputs.q), split(inputs.k)
-    starts = chunking.split_starts(inputs.starts, length)
-    decay = chunking.chunk_decay(split(inputs.log_decay), starts)
+def cut(inputs: KalmanInputs, length: int) -> KalmanInputs:
+    """Cuts the tokens of `inputs` into chunks: [B, T, ...] -> [N, B, L, ...], without a belief."""
+    tokens = inputs._replace(prior_var=None, mean=None, cov=None)  # type: ignore[arg-type]
+    chunks = jax.tree.map(functools.partial(chunking.cut, length=length), tokens)
+    return chunks._replace(obs_var=chunking.cut(inputs.obs_var, length, fill=1.0))
+
+
+def chunk_terms(chunks: KalmanInputs, prior_var: jax.Array) -> ChunkTerms:
+    """Prepares chunks, all at once or (without the axis N) one.
+
+    Args:
+      chunks: tokens cut into chunks, as `cut` returns them.
+      prior_var: [H], p0.
+    """
+    tokens = chunks.k.ndim - 3  # the axis L
+
+    def by_head(x: jax.Array) -> jax.Array:
+        return jnp.swapaxes(x, tokens, tokens + 1)
+
+    q, k = by_head(chunks.q), by_head(chunks.k)
+    starts = None if chunks.starts is None else jnp.expand_dims(chunks.starts, tokens)
+    decay = chunking.chunk_decay(by_head(chunks.log_decay), starts)
     angle = None
-    if inputs.angle is not None:
-        angle = jnp.cumsum(split(inputs.angle), axis=-2)
+    if chunks.angle is not None:
+        angle = jnp.cumsum(by_head(chunks.angle), axis=-2)
         q, k = rotate(q, -angle), rotate(k, -angle)
-    noise = chunk_noise(split(inputs.process_var), inputs.prior_var, decay, starts, angle)
+    noise = chunk_noise(by_head(chunks.process_var), prior_var, decay, starts, angle)
     noisy_k = noise.apply(k)
     lower = chunking.decayed_products(k, noisy_k, decay)
-    obs_var = jnp.moveaxis(split(inputs.obs_var, fill=1.0), -1, -2)
+    obs_var = jnp.moveaxis(chunks.obs_var, tokens, -1)
     gram = lower + transpose(jnp.tril(lower, -1))
-    gram = gram[..., None, :, :] + obs_var[..., None] * jnp.eye(length, dtype=k.dtype)
+    gram = gram[..., None, :, :] + obs_var[..., None] * jnp.eye(k.shape[-2], dtype=k.dtype)
     return ChunkTerms(
         keys=decay.from_entry * k,
         queries=decay.from_entry * q,
-        values=jnp.moveaxis(split(inputs.v), -2, -3),
+        values=jnp.moveaxis(chunks.v, tokens, -2),
         obs_var=obs_var,
         noise_gram=gram,
         noise_read=chunking.decayed_products(q, noisy_k, decay),
@@ -80,59 +96,60 @@ def chunk_step(
     """Filters one chunk (or, with more leading axes, many at once) from its entry belief.
 
     Args:
-      mean: [..., G, D, M/G].
-      cov: [..., G, D, D].
+      mean: [..., H, G, D, M/G].
+      cov: [..., H, G, D, D].
       chunk: the chunk's terms, with the same leading axes.
 
     Returns:
-      ((mean, cov) at the exit, (y [..., G, L, M/G], var [..., G, L])).
+      ((mean, cov) at the exit, (y [..., L, H, G, M/G], var [..., L, H, G])).
     """
     keys, queries = chunk.keys[..., None, :, :], chunk.queries[..., None, :, :]
     exit_rows, total = chunk.exit_rows[..., None, :, :], chunk.total[..., None, None, :]
     kp = matmul(keys, cov)
-    inverse = inverse_cholesky(matmul(kp, transpose(keys)) + chunk.noise_gram, chunk.obs_var)
-    errors = matmul(inverse, chunk.values - matmul(keys, mean))
+    joint = matmul(kp, transpose(keys)) + chunk.noise_gram
+    inverse = inverse_cholesky(joint, chunk.obs_var)
+    surprise = chunk.values - matmul(keys, mean)
+    errors = matmul(inverse, surprise)
     read = matmul(queries, transpose(kp)) + chunk.noise_read[..., None, :, :]
     weights = jnp.tril(matmul(read, transpose(inverse)))
     y = matmul(queries, mean) + matmul(weights, errors)
     var = jnp.sum(matmul(queries, cov) * queries, -1) + chunk.noise_var[..., None, :]
     var = jnp.maximum(var - jnp.sum(weights * weights, -1), 0.0)
 
-    whitened = matmul(inverse, kp * total + exit_rows)
-    mean = transpose(total) * mean + matmul(transpose(whitened), errors)
-    # The covariance by the gain (Joseph's form) and not as X - Z^T Z: a sum of positive
-    # semidefinite terms, which an error of the gain enters only in second order. With
-    # F = Phi - K kt it is F P F^T + [I, -K] (joint noise of exit and values) [I, -K]^T, grouped
-    # by factors of K^T.
-    gain = matmul(transpose(whitened), inverse)
-    kept = transpose(total) * cov - matmul(gain, kp)
-    noise = chunk.exit_noise.matrix(cov.shape[-1])[..., None, :, :] - matmul(gain, exit_rows)
-    carried = matmul(gain, chunk.noise_gram) - transpose(exit_rows) - matmul(kept, transpose(keys))
-    cov = kept * total + noise + matmul(carried, transpose(gain))
+    carried = kp * total + exit_rows
+    gain = matmul(transpose(inverse), matmul(inverse, carried))
+    mean = transpose(total) * mean + matmul(transpose(gain), surprise)
+    # Joseph's form of the whole chunk, X - K B - (K B)^T + K S K^T, and not X - Z^T Z: an error of
+    # the gain enters it in second order only. The two halves make it exactly symmetric.
+    half = matmul(transpose(gain), 0.5 * matmul(joint, gain) - carried)
+    noise = chunk.exit_noise.matrix(cov.shape[-1])[..., None, :, :]
+    cov = transpose(total) * cov * total + noise + (half + transpose(half))
     if chunk.exit_angle is not None:
         mean = rotate_rows(mean, chunk.exit_angle[..., None, :])
         cov = rotate_both(cov, chunk.exit_angle[..., None, :])
-    return (mean, 0.5 * (cov + transpose(cov))), (y, var)
+        cov = 0.5 * (cov + transpose(cov))
+    return (mean, cov), (jnp.moveaxis(y, -2, -4), jnp.moveaxis(var, -1, -3))
 
 
-def chunked(inputs: KalmanInputs, chunk_size: int) -> KalmanOutputs:
-    """Filters chunk after chunk; the backward pass keeps beliefs at chunk entries only."""
+def chunked(inputs: KalmanInputs, chunk_size: int, at_once: bool | None = None) -> KalmanOutputs:
+    """Filters chunk after chunk; the backward pass keeps beliefs at chunk entries only.
+
+    Args:
+      inputs: of the op.
+      chunk_size: tokens in a chunk.
+      at_once: whether the terms of all chunks are prepared at once, which fills an accelerator,
+        or each in its turn, which stays in the cache of a CPU. None: by the default backend.
+    """
     steps = inputs.k.shape[1]
-    terms = chunk_terms(inputs, min(chunk_size, steps))
+    prepare = functools.partial(chunk_terms, prior_var=inputs.prior_var)
+    chunks = cut(inputs, min(chunk_size, steps))
+    if at_once is None:
+        at_once = jax.default_backend() != "cpu"
+    early, late = (prepare, lambda terms: terms) if at_once else (lambda chunks: chunks, prepare)
 
     @functools.partial(jax.checkpoint, prevent_cse=False)
-    def step(belief: tuple[jax.Array, jax.Array], chunk: ChunkTerms):
-        return chunk_step(*belief, chunk)
+    def step(belief: tuple[jax.Array, jax.Array], chunk):
+        return chunk_step(*belief, late(chunk))
 
-    terms = jax.tree.map(lambda x: jnp.moveaxis(x, 2, 0), terms)
-    (mean, cov), reads = jax.lax.scan(step, (inputs.mean, inputs.cov), terms)
-    y, var = (jnp.moveaxis(x, 0, 2) for x in reads)
-    return KalmanOutputs(*join_reads(y, var, steps), mean, cov)
-
-
-def join_reads(y: jax.Array, var: jax.Array, steps: int) -> tuple[jax.Array, jax.Array]:
-    """Joins reads of chunks, [B, H, N, G, L, M/G] and [B, H, N, G, L], into sequences."""
-    return (
-        chunking.merge(jnp.moveaxis(y, -3, -2), steps),
-        chunking.merge(jnp.moveaxis(var, -2, -1), steps),
-    )
+    (mean, cov), (y, var) = jax.lax.scan(step, (inputs.mean, inputs.cov), early(chunks))
+    return KalmanOutputs(chunking.join(y, steps), chunking.join(var, steps), mean, cov)

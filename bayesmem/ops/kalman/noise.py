@@ -20,11 +20,11 @@ class ChunkNoise(NamedTuple):
     memory; else a diagonal, of one entry where it is a multiple of I.
     """
 
-    diagonal: jax.Array | None  # [B, H, N, L, C]
-    blocks: jax.Array | None  # [B, H, N, L, D/2, 3]
+    diagonal: jax.Array | None  # [N, B, H, L, C]
+    blocks: jax.Array | None  # [N, B, H, L, D/2, 3]
 
     def apply(self, x: jax.Array) -> jax.Array:
-        """Returns N_j x_j for x [B, H, N, L, D]."""
+        """Returns N_j x_j for x [N, B, H, L, D]."""
         if self.blocks is None:
             assert self.diagonal is not None
             return self.diagonal * x
@@ -61,16 +61,16 @@ def chunk_noise(
     """Derives N_j of all chunks.
 
     Args:
-      process_var: [B, H, N, L], ell^2.
+      process_var: [N, B, H, L], ell^2.
       prior_var: [H], p0.
       decay: decays of the chunks.
-      starts: [B, 1, N, L] bool or None.
-      angle: [B, H, N, L, D/2], cumulative since chunk entry, or None.
+      starts: [N, B, 1, L] bool or None.
+      angle: [N, B, H, L, D/2], cumulative since chunk entry, or None.
     """
     injected = process_var[..., None]
     fresh = jnp.zeros_like(injected)
     if starts is not None:
-        fresh = jnp.where(starts[..., None], prior_var[:, None, None, None], 0.0)
+        fresh = jnp.where(starts[..., None], prior_var[:, None, None], 0.0)
         fresh = fresh * jnp.exp(2.0 * decay.log_decay)
     if angle is None:
         injected = jnp.broadcast_to(injected + fresh, decay.log_decay.shape)
@@ -93,12 +93,12 @@ def _pair_decay(decay: ChunkDecay) -> ChunkDecay:
 
 
 def _gather(injected: jax.Array, decay: ChunkDecay, starts: jax.Array | None) -> jax.Array:
-    """Sums what was injected, [B, H, N, L, C], each decayed by the square of its decay since."""
+    """Sums what was injected, [N, B, H, L, C], each decayed by the square of its decay since."""
     if decay.ratio is not None:
         return matmul(decay.ratio * decay.ratio, injected)
     kept = jnp.exp(2.0 * decay.log_decay)
     if starts is not None:
         kept = jnp.where(starts[..., None], 0.0, kept)
     return jax.lax.associative_scan(
-        lambda a, b: (a[0] * b[0], b[0] * a[1] + b[1]), (kept, injected), axis=3
+        lambda a, b: (a[0] * b[0], b[0] * a[1] + b[1]), (kept, injected), axis=injected.ndim - 2
     )[1]
