@@ -12,7 +12,7 @@ from flax import linen as nn
 
 from bayesmem.array_types import Hidden, Keys, Positions, SegmentIds, Values
 from bayesmem.layers.interface import NO_STATE, MixerState, check_input, mask_padding
-from bayesmem.layers.linear import linear
+from bayesmem.layers.linear import linear, parameter
 from bayesmem.layers.norm import RMSNorm, l2_normalise
 from bayesmem.layers.options import HeadLayout, MixerOptions
 from bayesmem.layers.rotary import document_positions, next_position
@@ -64,11 +64,11 @@ class HeadMixer(Protocol):
 
 
 class HeadProjections(nn.Module):
-    """Queries, keys and values: projection, short convolution, activation, normalisation.
+    """Queries, keys and values: projection, convolution, activation, bias, normalisation.
 
     Attributes:
       layout: numbers and sizes of the heads.
-      options: conv_size, activation and dtype are used.
+      options: conv_size, activation, qk_bias and dtype are used.
     """
 
     layout: HeadLayout
@@ -99,6 +99,10 @@ class HeadProjections(nn.Module):
             parts = [nn.silu(part) for part in parts]
         key_shape = (*x.shape[:2], layout.key_heads, layout.key_dim)
         q, k = (part.reshape(key_shape) for part in parts[:2])
+        if options.qk_bias:
+            init = nn.initializers.normal(options.qk_bias)
+            bias = parameter(self, "qk_bias", init, (None, None), key_shape[2:])
+            q, k = q + bias.astype(q.dtype), k + bias.astype(k.dtype)
         if layout.unit_keys:
             q, k = l2_normalise(q), l2_normalise(k)
         v = parts[2].reshape(*x.shape[:2], layout.value_heads, layout.value_dim)

@@ -1,6 +1,7 @@
 """Static description of a mixer: its heads, and the options all recurrent mixers share."""
 
 import dataclasses
+import math
 from typing import Any
 
 import jax.numpy as jnp
@@ -61,6 +62,10 @@ class MixerOptions:
     Attributes:
       conv_size: taps of the short convolution on queries, keys and values; 0 for none.
       activation: "identity" or "silu", applied to queries, keys and values.
+      qk_bias: standard deviation of the initial values of a bias that keys and queries share, added
+        before they are normalised; 0 for no bias. It is a direction in which every query finds
+        every key, so what was written last can be read whatever its key: a layer without a short
+        convolution learns to look one token back from it.
       output_gate: "none", "silu" or "sigmoid" of a projection of x, times the normalised output.
       norm_eps: epsilon of the per-head RMSNorm of the output.
       chunk_size: tokens in a chunk of the op's chunked form.
@@ -70,6 +75,7 @@ class MixerOptions:
 
     conv_size: int = 0
     activation: str = "identity"
+    qk_bias: float = 0.0
     output_gate: str = "silu"
     norm_eps: float = 1e-5
     chunk_size: int = 64
@@ -81,6 +87,8 @@ class MixerOptions:
         require_choice("activation", self.activation, ACTIVATIONS)
         require_choice("output_gate", self.output_gate, OUTPUT_GATES)
         require_positive(chunk_size=self.chunk_size)
+        if isinstance(self.qk_bias, bool) or not 0 <= self.qk_bias < math.inf:
+            raise ValueError(f"qk_bias: found {self.qk_bias!r}, wanted a finite number >= 0")
         if self.conv_size != 0:
             require_positive(conv_size=self.conv_size)
 

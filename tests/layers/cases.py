@@ -35,11 +35,21 @@ CASES = {
             "chunk_size": 8,
         },
     ),
-    "bayesian_scalar": ("bayesian", {"num_heads": 2, "transition": "scalar", "chunk_size": 8}),
+    "bayesian_scalar": (
+        "bayesian",
+        {"num_heads": 2, "transition": "scalar", "qk_bias": 1.0, "chunk_size": 8},
+    ),
     "deltanet": ("deltanet", {"num_heads": 2, "negative_eigenvalues": True, "chunk_size": 8}),
     "gated_deltanet": (
         "gated_deltanet",
-        {"num_heads": 2, "head_dim": 4, "num_value_heads": 4, "expand_v": 1.5, "chunk_size": 8},
+        {
+            "num_heads": 2,
+            "head_dim": 4,
+            "num_value_heads": 4,
+            "expand_v": 1.5,
+            "qk_bias": 0.5,
+            "chunk_size": 8,
+        },
     ),
     "kda": ("kda", {"num_heads": 2, "chunk_size": 8}),
     "linear_attention": (

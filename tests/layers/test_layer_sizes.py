@@ -34,6 +34,8 @@ from tests.tolerances import assert_close
         ("linear_attention", {"activation": "relu"}, ["activation", "relu", "silu"]),
         ("linear_attention", {"output_gate": "tanh"}, ["output_gate", "tanh", "sigmoid"]),
         ("linear_attention", {"conv_size": -1}, ["conv_size", "-1"]),
+        ("linear_attention", {"qk_bias": -0.5}, ["qk_bias", "-0.5"]),
+        ("linear_attention", {"qk_bias": float("nan")}, ["qk_bias", "nan"]),
         ("linear_attention", {"chunk_size": 0}, ["chunk_size", "0"]),
         ("linear_attention", {"taps": 4}, ["taps", "conv_size", "feature_map"]),
         ("attention", {"conv_size": 4}, ["conv_size", "max_length"]),
