@@ -5,6 +5,7 @@ Legend (sequence-first everywhere):
     H  heads                      D  key dimension of a head
     M  value dimension of a head  G  noise groups (M splits into G equal parts)
     S  memory slots               K  addressed slots
+    U  digits of a slot's address
     W  model width                V  vocabulary
     N  chunks                     L  tokens in a chunk (kernel and chunk-form internals)
 """
@@ -35,6 +36,16 @@ Memory = Float[Array, "B H D M"]
 """Associative memory of every head: key dimension to value dimension."""
 Covariance = Float[Array, "B H G D D"]
 """Key-space covariance of every head and noise group."""
+DigitLogits = Float[Array, "B T H U*base"]
+"""Scores of every value of every digit of a slot's address."""
+SlotIds = Int[Array, "B T H K"]
+"""Numbers of the addressed slots."""
+SlotWeights = Float[Array, "B T H K"]
+"""Weights of the addressed slots."""
+SlotContent = Float[Array, "B H S M"]
+"""Values that the slots of every head hold."""
+SlotMass = Float[Array, "B H S"]
+"""Weight that stands behind the content of every slot."""
 Hidden = Float[Array, "B T W"]
 """Activations of the residual stream."""
 Tokens = Int[Array, "B T"]

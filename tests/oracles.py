@@ -149,6 +149,48 @@ def additive(q, k, v, gain=None, log_decay=None, state=None, segment_ids=None):
     return _memory(q, k, v, log_decay, state, segment_ids, write)
 
 
+def slots(
+    write_ids,
+    write_weights,
+    read_ids,
+    read_weights,
+    v,
+    forget,
+    num_slots,
+    retention="gsu",
+    state=None,
+    segment_ids=None,
+):
+    """RAM-Net's slots, one at a time; returns o, content and mass."""
+    batch, steps, heads, value_dim = v.shape
+    given = [write_weights, read_weights, v, forget, *(() if state is None else state)]
+    o = np.zeros(v.shape, np.result_type(np.float64, *given))
+    content = np.zeros((batch, heads, num_slots, value_dim), o.dtype)
+    mass = np.full((batch, heads, num_slots), 1 / num_slots, o.dtype)
+    if state is not None:
+        content[:], mass[:] = state
+    for b, h in np.ndindex(batch, heads):
+        s, m = content[b, h], mass[b, h]
+        for t, start, padding in _walk(None if segment_ids is None else segment_ids[b], steps):
+            if padding:
+                continue
+            if start:
+                s[:], m[:] = 0, 1 / num_slots
+            gamma = forget[b, t, h]
+            for a, w in zip(write_ids[b, t, h], write_weights[b, t, h], strict=True):
+                if w == 0:
+                    continue
+                if retention == "gsu":
+                    keep = (1 - w) / (1 - w + w * np.exp(gamma))
+                else:
+                    keep = (1 - w) ** gamma
+                m[a] = keep * m[a] + w
+                s[a] = s[a] + w / (m[a] + 1e-12) * (v[b, t, h] - s[a])
+            for a, r in zip(read_ids[b, t, h], read_weights[b, t, h], strict=True):
+                o[b, t, h] += r * s[a]
+    return o, content, mass
+
+
 def directional_derivative(oracle, arguments, name, direction, cotangents):
     """Returns sum <cotangent, d oracle / d arguments[name] . direction> by a complex step.
 

@@ -10,14 +10,23 @@ from bayesmem.ops.delta.api import delta_rule
 from bayesmem.ops.kalman.api import initial_state as initial_kalman_state
 from bayesmem.ops.kalman.api import kalman_memory, kalman_predict
 from bayesmem.ops.kalman.types import OBS_VAR_FLOOR, KalmanState
+from bayesmem.ops.slots.addressing import cyclic_shift, product_topk
+from bayesmem.ops.slots.api import slot_memory
+from bayesmem.ops.slots.types import MASS_FLOOR, SlotAddress, SlotState
 
 __all__ = [
+    "MASS_FLOOR",
     "OBS_VAR_FLOOR",
     "KalmanState",
+    "SlotAddress",
+    "SlotState",
+    "cyclic_shift",
     "debug_checks",
     "delta_rule",
     "initial_kalman_state",
     "kalman_memory",
     "kalman_predict",
     "linear_attention",
+    "product_topk",
+    "slot_memory",
 ]

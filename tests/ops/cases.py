@@ -74,6 +74,25 @@ def memory(seed, steps, strength, kind="identity", *, packed=False, stateful=Tru
     return case
 
 
+def slots(
+    seed, steps, *, packed=False, stateful=True, batch=2, heads=2, num_slots=16, k=4, value_dim=3
+):
+    """A case of `slot_memory`: few slots, written often; weights and forgetting of all sizes."""
+    rng = np.random.default_rng(seed)
+    lead = (batch, steps, heads)
+    case = {"v": rng.standard_normal((*lead, value_dim)), "forget": 3 * rng.standard_normal(lead)}
+    for name, count in (("write", k), ("read", min(k + 1, num_slots))):
+        order = np.argsort(rng.random((*lead, num_slots)), axis=-1)
+        case[f"{name}_ids"] = order[..., :count].astype(np.int32)
+        case[f"{name}_weights"] = rng.uniform(0.0, 1.0, (*lead, count)) ** 2
+    if packed:
+        case |= segments(rng, batch, steps)
+    if stateful:
+        content = rng.standard_normal((batch, heads, num_slots, value_dim))
+        case["state"] = content, rng.uniform(0.01, 2.0, (batch, heads, num_slots))
+    return case
+
+
 def cut(case, start, stop, state=None):
     """The tokens from `start` to `stop` of a case, continuing from `state`."""
     whole = ("prior_var", "state")
