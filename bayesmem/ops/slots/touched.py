@@ -136,7 +136,7 @@ def _scan_forward(tokens: _Tokens, table: jax.Array, slots: int):
 
 
 def _scan_reverse(slots, kept, cotangents):
-    """Carries the gradient g of content and mass backwards: equations (10)-(16) of the README."""
+    """Carries the gradient g of content and mass backwards: equations (10)-(15) of the README."""
     tokens, table, old = kept
     of_o, g = cotangents
     width, columns = tokens.v.shape[-1], table.shape[-1]
