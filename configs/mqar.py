@@ -44,7 +44,7 @@ def get_config(variant: str = "") -> ml_collections.ConfigDict:
     if "bayesian" in config.model.mixers:
         # No convolution shows a value its key, one token back. The layer learns to read it by a
         # direction common to all keys (`qk_bias`), along which a large process variance keeps
-        # what came last; without that bias it is still at chance when this run ends. A gate
+        # what came last; without that bias it was still at chance after 1,000 steps. A gate
         # between memory and output, or an MLP, only delays it.
         config.model.mixer_options["bayesian"].update(
             {

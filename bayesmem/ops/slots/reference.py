@@ -26,7 +26,7 @@ def retained(weights: jax.Array, forget: jax.Array, retention: str) -> jax.Array
 
 
 def recurrent(inputs: SlotInputs) -> SlotOutputs:
-    """Writes and reads token by token (RAM-Net, arXiv 2602.11958v2).
+    """Writes and reads token by token (RAM-Net, arXiv 2602.11958v2; README, (5)-(8)).
 
         m[a] = lambda m[a] + w,   eta = w / (m[a] + eps),   s[a] = s[a] + eta (v - s[a])
         o = sum over a of r[a] s[a], after the write

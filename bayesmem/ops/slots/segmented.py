@@ -25,7 +25,7 @@ class _Order(NamedTuple):
 
 
 def segmented(inputs: SlotInputs) -> SlotOutputs:
-    """Computes the slot memory by segmented scans; equations (15)-(19) of the README."""
+    """Computes the slot memory by segmented scans; equations (16)-(18) of the README."""
     if inputs.starts is None:
         document = jnp.zeros(inputs.v.shape[:2], jnp.int32)
     else:

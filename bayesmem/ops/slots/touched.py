@@ -2,11 +2,13 @@
 
 Differentiated automatically, each gather of the scan becomes an addition to the gradient of all S
 slots. Here the gradient of the slots is carried backwards in place, as the slots are forwards: a
-token gathers the rows of its slots, changes them, and puts them back. What the forward pass keeps
-are the rows that it touched, O(T K M), and no state in between.
+token gathers the rows of its slots, changes them, and puts them back. All that the forward pass
+keeps are the rows that it wrote over, O(T K M). Putting them back, last token first, the reverse
+pass sees the slots as every token saw them.
 """
 
-from typing import Any, NamedTuple
+import functools
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +17,7 @@ from bayesmem.ops.slots.types import MASS_FLOOR, SlotInputs, SlotOutputs
 
 
 class _Tokens(NamedTuple):
-    """Inputs of the tokens, time first; slot numbers are row numbers of all heads' tables."""
+    """Inputs of the tokens, time first; slot numbers are row numbers in the table of all heads."""
 
     write_rows: jax.Array  # [T, B, H, K] int32
     write_weights: jax.Array  # [T, B, H, K]
@@ -23,16 +25,34 @@ class _Tokens(NamedTuple):
     read_rows: jax.Array  # [T, B, H, R] int32
     read_weights: jax.Array  # [T, B, H, R]
     v: jax.Array  # [T, B, H, M]
-    starts: jax.Array | None  # [T, B] bool
+    document: jax.Array | None  # [T, B, 1, 1] number of the token's document
+
+
+class _Write(NamedTuple):
+    """One token's write to its K slots."""
+
+    content: jax.Array  # [B, H, K, M] before
+    mass: jax.Array  # [B, H, K] before
+    error: jax.Array  # [B, H, K, M] v - content
+    floored: jax.Array  # [B, H, K] the mass after the write, plus its floor
+    eta: jax.Array  # [B, H, K]
 
 
 def touched(inputs: SlotInputs) -> SlotOutputs:
     """The token scan of `reference.recurrent`, with its own reverse pass.
 
-    Content and mass of a slot lie side by side, as one row [M + 1] of a table [B H S, M + 1].
+    A slot is one row of a table [B H S, M + 1 or M + 2]: its content, its mass and, where documents
+    are packed, the number of the document that wrote it. So a document need not clear what others
+    wrote: it takes such a row for the start.
     """
     batch, heads, slots, width = inputs.content.shape
     first = slots * jnp.arange(batch * heads, dtype=jnp.int32).reshape(batch, 1, heads, 1)
+    columns = [inputs.content, inputs.mass[..., None]]
+    document = None
+    if inputs.starts is not None:
+        document = jnp.cumsum(inputs.starts, axis=1, dtype=jnp.int32).astype(inputs.v.dtype)
+        document = document[:, :, None, None]
+        columns.append(jnp.zeros_like(columns[1]))
     tokens = _Tokens(
         inputs.write_ids + first,
         inputs.write_weights,
@@ -40,13 +60,33 @@ def touched(inputs: SlotInputs) -> SlotOutputs:
         inputs.read_ids + first,
         inputs.read_weights,
         inputs.v,
-        inputs.starts,
+        document,
     )
     tokens = jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), tokens)
-    table = jnp.concatenate([inputs.content, inputs.mass[..., None]], axis=-1)
-    o, table = _scan(tokens, table.reshape(-1, width + 1))
-    table = table.reshape(batch, heads, slots, width + 1)
-    return SlotOutputs(jnp.moveaxis(o, 0, 1), table[..., :-1], table[..., -1])
+    table = jnp.concatenate(columns, axis=-1)
+    o, rows = _scan(tokens, table.reshape(-1, table.shape[-1]), slots)
+    last = None if document is None else document[:, -1]
+    content, mass = _split(rows.reshape(table.shape), width, last, slots)
+    return SlotOutputs(jnp.moveaxis(o, 0, 1), content, mass)
+
+
+def _split(
+    rows: jax.Array, width: int, document: jax.Array | None, slots: int
+) -> tuple[jax.Array, jax.Array]:
+    """Returns content [..., M] and mass [...] of rows as `document` [B, 1, 1] sees them."""
+    content, mass = rows[..., :width], rows[..., width]
+    if document is None:
+        return content, mass
+    ours = rows[..., -1] == document
+    return jnp.where(ours[..., None], content, 0), jnp.where(ours, mass, 1 / slots)
+
+
+def _join(content: jax.Array, mass: jax.Array, document: jax.Array | None) -> jax.Array:
+    """Returns rows, the inverse of `_split`."""
+    columns = [content, mass[..., None]]
+    if document is not None:
+        columns.append(jnp.broadcast_to(document, mass.shape)[..., None])
+    return jnp.concatenate(columns, axis=-1)
 
 
 def _take(table: jax.Array, rows: jax.Array) -> jax.Array:
@@ -57,97 +97,88 @@ def _put(table: jax.Array, rows: jax.Array, values: jax.Array) -> jax.Array:
     return table.at[rows].set(values, mode="promise_in_bounds", unique_indices=True)
 
 
-def _restart(table: jax.Array, start: jax.Array | None, row: jax.Array) -> jax.Array:
-    """Sets all slots of the batch rows that `start` [B] names to `row`; free where none does."""
-    if start is None:
-        return table
-
-    def restarted(table):
-        slots = table.reshape(start.shape[0], -1, table.shape[-1])
-        return jnp.where(start[:, None, None], row, slots).reshape(table.shape)
-
-    return jax.lax.cond(jnp.any(start), restarted, lambda table: table, table)
-
-
-def _write(token: _Tokens, old: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Returns the error v - s [B, H, K, M], the new mass [B, H, K] and eta [B, H, K]."""
-    mass = token.keep * old[..., -1] + token.write_weights
-    return token.v[..., None, :] - old[..., :-1], mass, token.write_weights / (mass + MASS_FLOOR)
+def _write(token: _Tokens, old: jax.Array, slots: int) -> _Write:
+    """Derives a write from the rows before it, `old` [B, H, K, M + 1 or M + 2]."""
+    content, mass = _split(old, token.v.shape[-1], token.document, slots)
+    floored = token.keep * mass + token.write_weights + MASS_FLOOR
+    error = token.v[..., None, :] - content
+    return _Write(content, mass, error, floored, token.write_weights / floored)
 
 
 def _forward(
-    tokens: _Tokens, table: jax.Array, residuals: bool
-) -> tuple[jax.Array, jax.Array, Any]:
-    """Scans the tokens; with `residuals` also returns the rows before each write, and those read.
-
-    Returns:
-      o [T, B, H, M], the last table, and (rows [T, B, H, K, M + 1], read rows [T, B, H, R, M]).
-    """
-    slots = table.shape[0] // (tokens.v.shape[1] * tokens.v.shape[2])
-    fresh = jnp.zeros(table.shape[-1], table.dtype).at[-1].set(1 / slots)
+    tokens: _Tokens, table: jax.Array, slots: int
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Returns o [T, B, H, M], the last table, and the rows before each write [T, B, H, K, ...]."""
+    width = tokens.v.shape[-1]
 
     def step(table, token: _Tokens):
-        table = _restart(table, token.starts, fresh)
         old = _take(table, token.write_rows)
-        error, mass, eta = _write(token, old)
-        content = old[..., :-1] + eta[..., None] * error
-        new = jnp.concatenate([content, mass[..., None]], axis=-1)
-        table = _put(table, token.write_rows, new)
-        read = _take(table, token.read_rows)[..., :-1]
-        o = jnp.sum(token.read_weights[..., None] * read, axis=-2)
-        return table, (o, (old, read) if residuals else None)
+        write = _write(token, old, slots)
+        content = write.content + write.eta[..., None] * write.error
+        mass = token.keep * write.mass + token.write_weights
+        table = _put(table, token.write_rows, _join(content, mass, token.document))
+        read, _ = _split(_take(table, token.read_rows), width, token.document, slots)
+        return table, (jnp.sum(token.read_weights[..., None] * read, axis=-2), old)
 
-    table, (o, kept) = jax.lax.scan(step, table, tokens)
-    return o, table, kept
-
-
-@jax.custom_vjp
-def _scan(tokens: _Tokens, table: jax.Array) -> tuple[jax.Array, jax.Array]:
-    return _forward(tokens, table, residuals=False)[:2]
+    table, (o, old) = jax.lax.scan(step, table, tokens)
+    return o, table, old
 
 
-def _scan_forward(tokens: _Tokens, table: jax.Array):
-    o, table, kept = _forward(tokens, table, residuals=True)
-    return (o, table), (tokens, *kept)
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _scan(tokens: _Tokens, table: jax.Array, slots: int) -> tuple[jax.Array, jax.Array]:
+    """Returns o [T, B, H, M] and the last table."""
+    return _forward(tokens, table, slots)[:2]
 
 
-def _scan_reverse(kept, cotangents):
-    """Carries the gradient g of the table backwards; equations (9)-(14) of the README."""
-    tokens, old, read = kept
-    of_o, of_table = cotangents
-    nothing = jnp.zeros(of_table.shape[-1], of_table.dtype)
+def _scan_forward(tokens: _Tokens, table: jax.Array, slots: int):
+    o, table, old = _forward(tokens, table, slots)
+    return (o, table), (tokens, table, old)
 
-    def step(of_table, given):
-        token, old, read, of_o = given
-        of_read_weights = jnp.sum(read * of_o[..., None, :], axis=-1)
-        of_read = token.read_weights[..., None] * of_o[..., None, :]
-        of_read = jnp.pad(of_read, [(0, 0)] * (of_read.ndim - 1) + [(0, 1)])
-        of_table = of_table.at[token.read_rows].add(of_read, mode="promise_in_bounds")
-        of_new = _take(of_table, token.write_rows)
-        error, mass, eta = _write(token, old)
+
+def _scan_reverse(slots, kept, cotangents):
+    """Carries the gradient g of content and mass backwards: equations (10)-(15) of the README."""
+    tokens, table, old = kept
+    of_o, g = cotangents
+    width, columns = tokens.v.shape[-1], table.shape[-1]
+
+    def step(carried, given):
+        # The rows of the token after this one are put back here, not where they were in use: in
+        # one step, the compiler would read from a copy of the table.
+        (g, table, later_rows, later), (token, old, of_o) = carried, given
+        table = _put(table, later_rows, later)
+        read = _take(table, token.read_rows)
+        content, _ = _split(read, width, token.document, slots)
+        of_read_weights = jnp.sum(content * of_o[..., None, :], axis=-1)
+        seen = token.read_weights[..., None]
+        if token.document is not None:
+            seen = jnp.where(read[..., -1:] == token.document[..., None], seen, 0)
+        of_read = seen * jnp.pad(of_o, [(0, 0), (0, 0), (0, 1)])[..., None, :]
+        g = g.at[token.read_rows].add(of_read, mode="promise_in_bounds")
+
+        write = _write(token, old, slots)
+        of_new = _take(g, token.write_rows)
         of_content = of_new[..., :-1]
-        of_eta = jnp.sum(of_content * error, axis=-1)
-        of_mass = of_new[..., -1] - of_eta * eta / (mass + MASS_FLOOR)
-        of_v = jnp.sum(eta[..., None] * of_content, axis=-2)
-        of_old = jnp.concatenate(
-            [(1 - eta)[..., None] * of_content, (token.keep * of_mass)[..., None]], axis=-1
-        )
-        of_table = _put(of_table, token.write_rows, of_old)
-        of_table = _restart(of_table, token.starts, nothing)
-        of_weights = of_eta / (mass + MASS_FLOOR) + of_mass
+        of_eta = jnp.sum(of_content * write.error, axis=-1)
+        of_mass = of_new[..., -1] - of_eta * write.eta / write.floored
+        of_old = _join((1 - write.eta)[..., None] * of_content, token.keep * of_mass, None)
+        if token.document is not None:
+            of_old = jnp.where(old[..., -1:] == token.document[..., None], of_old, 0)
+        g = _put(g, token.write_rows, of_old)
         of_token = token._replace(
-            write_rows=None,  # type: ignore[arg-type]
-            write_weights=of_weights,
-            keep=of_mass * old[..., -1],
-            read_rows=None,  # type: ignore[arg-type]
+            write_rows=None,
+            write_weights=of_eta / write.floored + of_mass,
+            keep=of_mass * write.mass,
+            read_rows=None,
             read_weights=of_read_weights,
-            v=of_v,
-            starts=None,
+            v=jnp.sum(write.eta[..., None] * of_content, axis=-2),
+            document=None if token.document is None else jnp.zeros_like(token.document),
         )
-        return of_table, of_token
+        return (g, table, token.write_rows, old), of_token
 
-    of_table, of_tokens = jax.lax.scan(step, of_table, (tokens, old, read, of_o), reverse=True)
-    return of_tokens, of_table
+    last = tokens.write_rows[-1]
+    carried = (g[:, : width + 1], table, last, _take(table, last))
+    carried, of_tokens = jax.lax.scan(step, carried, (tokens, old, of_o), reverse=True)
+    return of_tokens, jnp.pad(carried[0], [(0, 0), (0, columns - width - 1)])
 
 
 _scan.defvjp(_scan_forward, _scan_reverse)
