@@ -17,6 +17,7 @@ MIXERS = (
     "gla",
     "mamba2",
     "attention",
+    "ramnet",
 )
 
 

@@ -11,6 +11,7 @@ from bayesmem.layers.linear_attention import LinearAttention
 from bayesmem.layers.mamba2 import Mamba2
 from bayesmem.layers.norm import RMSNorm
 from bayesmem.layers.options import HeadLayout, MixerOptions
+from bayesmem.layers.ramnet import RamNet
 from bayesmem.layers.registry import MIXERS, build_mixer, mixer_defaults
 from bayesmem.layers.retnet import RetNet
 from bayesmem.layers.short_convolution import ShortConvolution
@@ -32,6 +33,7 @@ __all__ = [
     "MixerOptions",
     "MixerState",
     "RMSNorm",
+    "RamNet",
     "RetNet",
     "ShortConvolution",
     "SwiGLU",

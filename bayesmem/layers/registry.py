@@ -16,6 +16,7 @@ from bayesmem.layers.kda import KDA
 from bayesmem.layers.linear_attention import LinearAttention
 from bayesmem.layers.mamba2 import Mamba2
 from bayesmem.layers.options import MixerOptions
+from bayesmem.layers.ramnet import RamNet
 from bayesmem.layers.retnet import RetNet
 
 MIXERS: dict[str, type[nn.Module]] = {
@@ -28,6 +29,7 @@ MIXERS: dict[str, type[nn.Module]] = {
     "gla": GLA,
     "mamba2": Mamba2,
     "attention": Attention,
+    "ramnet": RamNet,
 }
 """Every mixer by the name that configurations use."""
 

@@ -22,8 +22,10 @@ class ModelConfig:
       vocab_size: V, number of tokens with a logit.
       width: W of the residual stream.
       num_layers: number of residual blocks.
-      mixers: names of `bayesmem.layers.MIXERS`, repeated cyclically over the layers.
-      mixer_options: options of each mixer by its name.
+      mixers: names of `bayesmem.layers.MIXERS`, repeated cyclically over the layers. A name may be
+        followed by "/" and a label, so that layers of one kind can have options of their own:
+        ("ramnet/moving", "ramnet/still").
+      mixer_options: options of each mixer by its name, label included.
       mlp_width: hidden size of the SwiGLU layers; 0 for blocks without one.
       max_length: capacity in tokens of the caches of attention layers.
       tie_embeddings: whether the head reads the embedding's table.
@@ -93,16 +95,17 @@ class ModelConfig:
         return jnp.dtype(self.dtype)
 
     def mixer_name(self, layer: int) -> str:
-        """Returns the name of the mixer of a layer."""
+        """Returns the name of the mixer of a layer, with its label if it has one."""
         return self.mixers[layer % len(self.mixers)]
 
     def build_mixer(self, layer: int, **module: Any) -> nn.Module:
         """Returns the mixer of a layer; `module` holds Flax's `name` or `parent`."""
         name = self.mixer_name(layer)
         options = dict(self.mixer_options.get(name, {}))
-        if name == "attention":
+        kind = name.partition("/")[0]
+        if kind == "attention":
             options.setdefault("max_length", self.max_length)
-        return build_mixer(name, self.width, options, self.compute_dtype).clone(**module)
+        return build_mixer(kind, self.width, options, self.compute_dtype).clone(**module)
 
 
 def _plain(value: Any) -> Any:

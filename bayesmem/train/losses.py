@@ -64,6 +64,13 @@ def sum_losses(logits: jax.Array, targets: jax.Array) -> LossSums:
 def batch_logits(
     model: nn.Module, params: PyTree, batch: Batch, key: jax.Array | None = None
 ) -> jax.Array:
+    """Returns the first result of `logits_and_penalty`."""
+    return logits_and_penalty(model, params, batch, key)[0]
+
+
+def logits_and_penalty(
+    model: nn.Module, params: PyTree, batch: Batch, key: jax.Array | None = None
+) -> tuple[jax.Array, jax.Array]:
     """Runs the model on a batch and returns the logits its targets are about.
 
     Args:
@@ -75,19 +82,25 @@ def batch_logits(
       key: random key for stochastic layers, or None.
 
     Returns:
-      float32 [B, T, V], or [B, Q, V] with query positions.
+      Logits float32 [B, T, V], or [B, Q, V] with query positions; and the sum [] of what layers
+      have sown into "losses", such as the slot balance of `RamNet`.
     """
     rngs = None if key is None else {"dropout": key}
     variables = {"params": params}
-    segment_ids = batch.get("segment_ids")
-    if "query_positions" not in batch:
-        logits, _ = model.apply(variables, batch["inputs"], segment_ids=segment_ids, rngs=rngs)
-        return logits
-    hidden, _ = model.apply(
-        variables, batch["inputs"], segment_ids=segment_ids, rngs=rngs, method="hidden_states"
+    queries = batch.get("query_positions")
+    (result, _), sown = model.apply(
+        variables,
+        batch["inputs"],
+        segment_ids=batch.get("segment_ids"),
+        rngs=rngs,
+        mutable=["losses"],
+        method="__call__" if queries is None else "hidden_states",
     )
-    at_queries = jnp.take_along_axis(hidden, batch["query_positions"][..., None], axis=1)
-    return cast(jax.Array, model.apply(variables, at_queries, method="logits"))
+    if queries is not None:
+        at_queries = jnp.take_along_axis(result, queries[..., None], axis=1)
+        result = model.apply(variables, at_queries, method="logits")
+    penalty = sum(map(jnp.sum, jax.tree.leaves(sown)), jnp.zeros((), jnp.float32))
+    return cast(jax.Array, result), penalty
 
 
 def batch_sums(
@@ -95,6 +108,18 @@ def batch_sums(
 ) -> LossSums:
     """Sums of `sum_losses` for a batch; arguments as in `batch_logits`."""
     return sum_losses(batch_logits(model, params, batch, key), batch["targets"])
+
+
+def batch_objective(
+    model: nn.Module, params: PyTree, batch: Batch, key: jax.Array | None = None
+) -> tuple[jax.Array, LossSums]:
+    """What training descends: the loss's sum and, for each counted target, the layers' penalty.
+
+    Args and sums as in `batch_sums`, which leaves the penalty out.
+    """
+    logits, penalty = logits_and_penalty(model, params, batch, key)
+    sums = sum_losses(logits, batch["targets"])
+    return sums.loss + sums.counted * penalty, sums
 
 
 def mean_of_sums(sums: LossSums) -> dict[str, jax.Array]:

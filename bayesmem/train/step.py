@@ -11,7 +11,13 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from bayesmem.train.losses import Batch, LossSums, batch_sums, mean_of_sums
+from bayesmem.train.losses import (
+    Batch,
+    LossSums,
+    batch_objective,
+    batch_sums,
+    mean_of_sums,
+)
 from bayesmem.train.sharding import BATCH_AXES, parameter_shardings
 
 PyTree = Any
@@ -147,8 +153,7 @@ def _summed_gradients(
     """Sums of the loss and its gradient over microbatches [A, B, ...], one after the other."""
 
     def loss(params: PyTree, batch: Batch, key: jax.Array) -> tuple[jax.Array, LossSums]:
-        sums = batch_sums(model, params, batch, key)
-        return sums.loss, sums
+        return batch_objective(model, params, batch, key)
 
     def add(carry: tuple[LossSums, PyTree], item: tuple[Batch, jax.Array]) -> tuple[Any, None]:
         batch, index = item

@@ -63,6 +63,22 @@ CASES = {
         {"num_heads": 4, "state_dim": 5, "num_groups": 2, "chunk_size": 8},
     ),
     "attention": ("attention", {"num_heads": 2, "num_kv_heads": 1, "max_length": 32}),
+    "ramnet": ("ramnet", {"num_heads": 2, "digits": 3, "base": 2, "top_k": 3}),
+    "ramnet_ablated": (
+        "ramnet",
+        {
+            "num_heads": 2,
+            "value_dim": 6,
+            "digits": 2,
+            "base": 3,
+            "top_k": 9,
+            "cape_share": 1.0,
+            "retention": "pdma",
+            "output_norm": False,
+            "renormalise": True,
+            "balance": 0.1,
+        },
+    ),
 }
 
 

@@ -172,6 +172,34 @@ def attention(layer, params, x):
     return dense(params["out"], y.reshape(batch, steps, -1))
 
 
+def ramnet(layer, params, x):
+    lead, slots = (*x.shape[:2], layer.num_heads), layer.base**layer.digits
+    moving = np.arange(layer.num_heads) < round(layer.cape_share * layer.num_heads)
+    time = np.arange(x.shape[1])[None, :, None, None]
+    addresses = []
+    for name in ("write", "read"):
+        scores = dense(params[name], x).reshape(*lead, layer.digits, layer.base)
+        factor = np.exp(params[f"{name}_temperature"])[..., None]
+        scores = np.exp(scores / (layer.initial_temperature * factor))
+        digit = scores / scores.sum(axis=-1, keepdims=True)
+        product = np.ones((*lead, 1))
+        for u in range(layer.digits):  # a later digit counts more
+            product = (digit[..., u, :, None] * product[..., None, :]).reshape(*lead, -1)
+        ids = np.argsort(-product, axis=-1, kind="stable")[..., : layer.top_k]
+        weights = np.take_along_axis(product, ids, axis=-1)
+        if layer.renormalise:
+            weights = weights / weights.sum(axis=-1, keepdims=True)
+        addresses += [np.where(moving[:, None], (ids - time) % slots, ids), weights]
+    v = dense(params["value"], x).reshape(*lead, -1)
+    forget = dense(params["forget"], x)
+    if layer.retention == "pdma":
+        forget = softplus(forget)
+    y, *_ = oracles.slots(*addresses, v, forget, slots, layer.retention)
+    if layer.output_norm:
+        y = rms_norm(params["norm"], y)
+    return dense(params["out"], y.reshape(*x.shape[:2], -1) * sigmoid(dense(params["gate"], x)))
+
+
 DEFINITIONS = {
     "bayesian": bayesian,
     "deltanet": deltanet,
@@ -182,4 +210,5 @@ DEFINITIONS = {
     "gla": gla,
     "mamba2": mamba2,
     "attention": attention,
+    "ramnet": ramnet,
 }

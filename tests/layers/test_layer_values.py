@@ -38,7 +38,8 @@ def test_equals_its_definition_in_numpy(case):
 
 @each_mixer
 def test_bfloat16_activations_keep_float32_parameters_and_state(case):
-    x = np.asarray(inputs())
+    # Of bfloat16 numbers, so that both runs choose the same slots.
+    x = np.asarray(jnp.asarray(inputs(), jnp.bfloat16), np.float32)
     wanted, _ = run(case, x)
     y, state = run(case, jnp.asarray(x, jnp.bfloat16), dtype="bfloat16")
     assert y.dtype == jnp.bfloat16
@@ -84,6 +85,10 @@ def test_jit_equals_eager(case):
         # B, C 16 x 10; x, z, out 16 x 16; norm 4; conv 4 x 36; decay; skip.
         ("mamba2", 2 * 160 + 3 * 256 + 4 + 144 + (64 + 4 + 4) + 4),
         ("attention", 2 * 256 + 2 * 128),
+        # v, gate, out 16 x 16; gate's bias; norm; forget; write and read 16 x 2 * 3 * 2, their
+        # biases and temperatures.
+        ("ramnet", 3 * 256 + 16 + 8 + 34 + 2 * (192 + 12 + 6)),
+        ("ramnet_ablated", 3 * 192 + 12 + 34 + 2 * (192 + 12 + 4)),
     ],
 )
 def test_parameter_counts(case, count):

@@ -139,7 +139,8 @@ def _search(scores: jax.Array, k: int) -> jax.Array:
     for digit in reversed(range(digits)):
         total = total[..., :, None] + scores[..., digit, None, :]
         ids = ids[..., :, None] * base + jnp.arange(base, dtype=jnp.int32)
-        total, ids = (x.reshape(*x.shape[:-2], -1) for x in (total, ids))
+        flat = (*total.shape[:-2], total.shape[-2] * base)
+        total, ids = total.reshape(flat), ids.reshape(flat)
         if digit == 0 or total.shape[-1] > k:
             place = jax.lax.top_k(total, k)[1]
             if digit > 0:

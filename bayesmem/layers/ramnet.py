@@ -1,0 +1,210 @@
+"""RAM-Net: a memory of slots of which a token writes K and reads K (arXiv 2602.11958v2)."""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from bayesmem import ops
+from bayesmem.array_types import Hidden, Positions, SegmentIds
+from bayesmem.layers.heads import HEAD_AXES
+from bayesmem.layers.interface import NO_STATE, MixerState, check_input, mask_padding
+from bayesmem.layers.linear import linear, parameter
+from bayesmem.layers.norm import RMSNorm
+from bayesmem.layers.options import default_head_dim, require_choice, require_positive
+from bayesmem.layers.rotary import document_positions, next_position
+from bayesmem.ops.segments import valid_steps
+
+RETENTIONS = ("gsu", "pdma")
+
+
+class RamNet(nn.Module):
+    """Writes K of S = base^digits slots a head, then reads K, by sparse product addresses.
+
+    A linear projection of x gives, without convolution or activation, an output gate g, a value v,
+    a forget strength gamma and the digit scores of a write and of a read address. An address is the
+    exact top K of the product of `digits` softmaxes; in CAPE heads it moves with the position, slot
+    a to (a - t) mod S. The slots are updated by the gated slot update, `ops.slot_memory`; the
+    output is W_o (RMSNorm(o) * sigmoid(g)).
+
+    Values of our own choice, where the paper prints none: the share of CAPE heads, and every
+    `initial_*` but the temperature.
+
+    Attributes:
+      width: W.
+      num_heads: H.
+      value_dim: M, width of a slot; None for width / num_heads.
+      digits: U, digits of an address.
+      base: values of a digit.
+      top_k: K, slots that a token writes, and slots that it reads; at most S.
+      cape_share: share of the heads, the first ones, whose addresses move with the position.
+      retention: "gsu", or "pdma" of the paper's first version.
+      output_norm: whether each head's read is normalised.
+      renormalise: whether the K weights of an address are scaled to the sum 1.
+      balance: weight of a loss that spreads addresses evenly over the slots; 0 for none.
+      initial_temperature: of the digits' softmaxes; a learned factor a head and digit.
+      initial_gate: bias of g; the gate starts near open.
+      initial_forget: bias of gamma; above 0, so that early writes fade fast.
+      initial_address: standard deviation of the biases of the digit scores, distinct from each
+        other so that slots differ from the start.
+      norm_eps: epsilon of the output's RMSNorm.
+      implementation: form of the op, see `bayesmem.ops.dispatch`.
+      dtype: dtype of values, gate and output; addresses, gamma and slots are float32.
+    """
+
+    width: int
+    num_heads: int = 4
+    value_dim: int | None = None
+    digits: int = 5
+    base: int = 4
+    top_k: int = 8
+    cape_share: float = 0.5
+    retention: str = "gsu"
+    output_norm: bool = True
+    renormalise: bool = False
+    balance: float = 0.0
+    initial_temperature: float = 2.2
+    initial_gate: float = 2.0
+    initial_forget: float = 1.0
+    initial_address: float = 0.1
+    norm_eps: float = 1e-5
+    implementation: str = "auto"
+    dtype: Any = jnp.float32
+
+    def __post_init__(self):
+        """Checks the sizes."""
+        super().__post_init__()
+        require_positive(digits=self.digits, base=self.base, top_k=self.top_k)
+        _ = self.slot_width
+        require_choice("retention", self.retention, RETENTIONS)
+        if self.top_k > self.num_slots or self.num_slots >= 2**31:
+            raise ValueError(
+                f"top_k, digits, base: found top_k={self.top_k} of base^digits = {self.base}^"
+                f"{self.digits} = {self.num_slots} slots, wanted top_k at most the number of slots, "
+                f"and fewer than 2^31 slots"
+            )
+        if not 0 <= self.cape_share <= 1:
+            raise ValueError(f"cape_share: found {self.cape_share}, wanted 0 to 1")
+        if not 0 <= self.balance < math.inf:
+            raise ValueError(f"balance: found {self.balance}, wanted a finite weight >= 0")
+        if not 0 < self.initial_temperature < math.inf:
+            raise ValueError(
+                f"initial_temperature: found {self.initial_temperature}, wanted a finite number > 0"
+            )
+
+    @property
+    def num_slots(self) -> int:
+        """S, slots of a head."""
+        return self.base**self.digits
+
+    @property
+    def slot_width(self) -> int:
+        """M, values in a slot."""
+        return default_head_dim(self.width, self.num_heads, self.value_dim)
+
+    @nn.nowrap
+    def init_state(self, batch: int) -> MixerState:
+        """Returns the slots of `batch` rows that have read nothing, at position 0."""
+        shape = (batch, self.num_heads, self.num_slots)
+        content = jnp.zeros((*shape, self.slot_width), jnp.float32)
+        mass = jnp.full(shape, 1 / self.num_slots, jnp.float32)
+        return MixerState(ops.SlotState(content, mass), None, jnp.zeros(batch, jnp.int32))
+
+    @nn.compact
+    def __call__(
+        self,
+        x: Hidden,
+        state: MixerState | None = None,
+        *,
+        segment_ids: SegmentIds | None = None,
+        positions: Positions | None = None,
+    ) -> tuple[Hidden, MixerState]:
+        """Returns the layer's output [B, T, W] and the state after it; see `Mixer`.
+
+        Sows the addresses, `write` and `read`, into "intermediates", and the balancing loss into
+        "losses" where `balance` is on.
+        """
+        check_input(x, self.width, segment_ids)
+        memory, _, offset = state or NO_STATE
+        if offset is None:
+            offset = jnp.zeros(x.shape[0], jnp.int32)
+        positions = document_positions(x.shape[:2], segment_ids, offset, positions)
+        x = mask_padding(x, segment_ids)
+        lead = (*x.shape[:2], self.num_heads)
+        values = self.num_heads * self.slot_width
+        v = linear(values, HEAD_AXES, "value", dtype=self.dtype)(x).reshape(*lead, self.slot_width)
+        o, memory = ops.slot_memory(
+            self._address("write", x, positions, segment_ids),
+            self._address("read", x, positions, segment_ids),
+            v,
+            self._forget(x),
+            num_slots=self.num_slots,
+            retention=self.retention,
+            state=memory,
+            segment_ids=segment_ids,
+            implementation=self.implementation,
+        )
+        if self.output_norm:
+            o = RMSNorm(self.norm_eps, name="norm")(o)
+        bias = nn.initializers.constant(self.initial_gate)
+        gate = linear(values, HEAD_AXES, "gate", dtype=self.dtype, bias=bias)(x)
+        y = o.reshape(*x.shape[:2], values) * nn.sigmoid(gate)
+        y = mask_padding(y, segment_ids)
+        y = linear(self.width, HEAD_AXES[::-1], "out", dtype=self.dtype)(y)
+        return y, MixerState(memory, None, next_position(positions, segment_ids, offset))
+
+    def _forget(self, x: Hidden) -> jax.Array:
+        """Returns gamma [B, T, H] float32; of any sign, but not for "pdma"."""
+        bias = nn.initializers.constant(self.initial_forget)
+        raw = linear(self.num_heads, ("embed", None), "forget", bias=bias)(x.astype(jnp.float32))
+        return nn.softplus(raw) if self.retention == "pdma" else raw
+
+    def _address(
+        self, name: str, x: Hidden, positions: Positions, segment_ids: SegmentIds | None
+    ) -> ops.SlotAddress:
+        """Returns the K slots and weights [B, T, H, K] of one of a token's two addresses."""
+        shape = (self.num_heads, self.digits, self.base)
+        bias = nn.initializers.normal(self.initial_address)
+        project = linear(math.prod(shape), ("embed", None), name, bias=bias)
+        logits = project(x.astype(jnp.float32)).reshape(
+            *x.shape[:2], self.num_heads, self.digits * self.base
+        )
+        factor = parameter(
+            self, f"{name}_temperature", nn.initializers.zeros_init(), (None, None), shape[:2]
+        )
+        temperature = self.initial_temperature * jnp.exp(factor)
+        if self.balance and not self.is_initializing():
+            scaled = logits.reshape(*x.shape[:2], *shape) / temperature[..., None]
+            self.sow("losses", f"{name}_balance", self.balance * imbalance(scaled, segment_ids))
+        address = ops.product_topk(logits, self.base, self.top_k, temperature)
+        moved = ops.cyclic_shift(address, positions, self.num_slots)
+        is_cape = jnp.arange(self.num_heads) < round(self.cape_share * self.num_heads)
+        address = address._replace(ids=jnp.where(is_cape[:, None], moved.ids, address.ids))
+        if self.renormalise:
+            weights = address.weights / jnp.sum(address.weights, axis=-1, keepdims=True)
+            address = address._replace(weights=jnp.minimum(weights, 1.0))
+        if not self.is_initializing():
+            self.sow("intermediates", name, address)
+        return address
+
+
+def imbalance(logits: jax.Array, segment_ids: SegmentIds | None) -> jax.Array:
+    """Returns how unevenly the digits' values are used, 0 where all are used alike.
+
+    For each digit the mean of its softmax over all valid tokens, p: base * sum(p^2) - 1, averaged
+    over heads and digits.
+
+    Args:
+      logits: [B, T, H, U, base], divided by the temperature.
+      segment_ids: [B, T] int32 or None.
+    """
+    used = nn.softmax(logits, axis=-1)
+    if segment_ids is None:
+        mean = jnp.mean(used, axis=(0, 1))
+    else:
+        valid = valid_steps(segment_ids)[:, :, None, None, None]
+        count = jnp.maximum(jnp.sum(valid), 1)
+        mean = jnp.sum(jnp.where(valid, used, 0), axis=(0, 1)) / count
+    return jnp.mean(logits.shape[-1] * jnp.sum(jnp.square(mean), axis=-1) - 1)
