@@ -82,7 +82,7 @@ class RamNet(nn.Module):
         if self.top_k > self.num_slots or self.num_slots >= 2**31:
             raise ValueError(
                 f"top_k, digits, base: found top_k={self.top_k} of base^digits = {self.base}^"
-                f"{self.digits} = {self.num_slots} slots, wanted top_k at most the number of slots, "
+                f"{self.digits} = {self.num_slots} slots, wanted top_k at most that number, "
                 f"and fewer than 2^31 slots"
             )
         if not 0 <= self.cape_share <= 1:
