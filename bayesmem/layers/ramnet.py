@@ -104,6 +104,11 @@ class RamNet(nn.Module):
         """M, values in a slot."""
         return default_head_dim(self.width, self.num_heads, self.value_dim)
 
+    @property
+    def cape_heads(self) -> int:
+        """How many heads, the first ones, move their addresses with the position."""
+        return round(self.cape_share * self.num_heads)
+
     @nn.nowrap
     def init_state(self, batch: int) -> MixerState:
         """Returns the slots of `batch` rows that have read nothing, at position 0."""
@@ -123,7 +128,7 @@ class RamNet(nn.Module):
     ) -> tuple[Hidden, MixerState]:
         """Returns the layer's output [B, T, W] and the state after it; see `Mixer`.
 
-        Sows the addresses, `write` and `read`, into "intermediates", and the balancing loss into
+        Sows the addresses, `write_address` and `read_address`, into "intermediates", and the balancing loss into
         "losses" where `balance` is on.
         """
         check_input(x, self.width, segment_ids)
@@ -180,13 +185,13 @@ class RamNet(nn.Module):
             self.sow("losses", f"{name}_balance", self.balance * imbalance(scaled, segment_ids))
         address = ops.product_topk(logits, self.base, self.top_k, temperature)
         moved = ops.cyclic_shift(address, positions, self.num_slots)
-        is_cape = jnp.arange(self.num_heads) < round(self.cape_share * self.num_heads)
+        is_cape = jnp.arange(self.num_heads) < self.cape_heads
         address = address._replace(ids=jnp.where(is_cape[:, None], moved.ids, address.ids))
         if self.renormalise:
             weights = address.weights / jnp.sum(address.weights, axis=-1, keepdims=True)
             address = address._replace(weights=jnp.minimum(weights, 1.0))
         if not self.is_initializing():
-            self.sow("intermediates", name, address)
+            self.sow("intermediates", f"{name}_address", address)
         return address
 
 

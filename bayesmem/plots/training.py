@@ -56,7 +56,9 @@ def plot_training(workdir: Path) -> list[Path]:
         figures["accuracy"] = _over_steps(rows, "accuracy", label, evaluation)
         if evaluation.get("by_position"):
             figures["bits_by_position"] = _bits_by_position(evaluation)
-        return [path for name in figures for path in _save(figures[name], workdir / FOLDER, name)]
+        return [
+            path for name in figures for path in save_figure(figures[name], workdir / FOLDER, name)
+        ]
 
 
 def _over_steps(
@@ -105,7 +107,8 @@ def _finish(axes: Axes, x: str, y: str) -> None:
     axes.set_axisbelow(True)
 
 
-def _save(figure: Figure, folder: Path, name: str) -> list[Path]:
+def save_figure(figure: Figure, folder: Path, name: str) -> list[Path]:
+    """Writes a figure as `name`.png and .svg into `folder` and returns both paths."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"{name}.png", folder / f"{name}.svg"]
     figure.savefig(paths[0], dpi=200)
