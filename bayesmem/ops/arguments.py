@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from bayesmem.ops.checks import require_floating, require_shape, require_values
 from bayesmem.ops.segments import document_starts, valid_steps
@@ -44,6 +45,23 @@ def require_gate(name: str, value: jax.Array, sizes: Mapping[str, int], *trailin
     require_shape(
         name, value, sizes, *(f"B T {head} {axes}" for axes in trailing for head in heads)
     )
+
+
+def as_segments(segment_ids: Any) -> jax.Array | None:
+    """Returns `segment_ids` as an array of JAX, or None.
+
+    Raises:
+      ValueError: an id that int32 does not hold, and that JAX would wrap around to another one.
+    """
+    if segment_ids is None or isinstance(segment_ids, jax.Array):
+        return segment_ids
+    found = np.asarray(segment_ids)
+    low, high = np.iinfo(np.int32).min, np.iinfo(np.int32).max
+    if np.issubdtype(found.dtype, np.integer) and found.size:
+        for extreme in (found.min(), found.max()):
+            if not low <= extreme <= high:
+                raise ValueError(f"segment_ids: found the id {extreme}, wanted ids of int32")
+    return jnp.asarray(found)
 
 
 def require_segments(segment_ids: jax.Array | None, sizes: Mapping[str, int]) -> None:
@@ -145,7 +163,7 @@ def run_memory(
     if given[strength] is not None:
         require_gate(strength, given[strength], sizes, "")
     require_log_decay(given["log_decay"], sizes)
-    segment_ids = None if segment_ids is None else jnp.asarray(segment_ids)
+    segment_ids = as_segments(segment_ids)
     require_segments(segment_ids, sizes)
     if state is None:
         dtype = compute_dtype(*given.values())
