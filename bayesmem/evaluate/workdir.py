@@ -77,9 +77,10 @@ def write_evaluation(workdir: Path, result: dict[str, Any]) -> Path:
     if path.exists():
         try:
             earlier = json.loads(path.read_text())
-            same = all(earlier[key] == result[key] for key in ("step", "split", "max_batches"))
+            keys = ("step", "split", "max_batches")
+            same = all(earlier.get(key) == result.get(key) for key in keys)
             name = f"evaluation_step_{earlier['step']:08d}"
-        except (ValueError, TypeError, KeyError):  # not written by us, or torn
+        except (ValueError, TypeError, KeyError, AttributeError):  # not written by us, or torn
             same, name = False, "evaluation_unreadable"
         if not same:
             kept = workdir / f"{name}.json"

@@ -87,6 +87,20 @@ def require_log_decay(log_decay: jax.Array | None, sizes: Mapping[str, int]) -> 
     require_values("log_decay", log_decay, lambda x: x <= 0, "log_decay <= 0 (a decay, not growth)")
 
 
+def require_paired(log_decay: jax.Array | None) -> None:
+    """Checks that the two rows of each (real, imaginary) pair of log_decay [B, T, H, D] are equal.
+
+    One decay a head, or none, is equal by itself.
+    """
+    if log_decay is not None and log_decay.ndim == 4:
+        require_values(
+            "log_decay",
+            log_decay[..., ::2] - log_decay[..., 1::2],
+            lambda x: ~(np.abs(x) > 0),
+            "equal decays in the two rows of each pair that `angle` rotates (differences of 0)",
+        )
+
+
 def compute_dtype(*arrays: jax.Array | None) -> jnp.dtype:
     """Returns the widest dtype of `arrays`, float32 at least."""
     return jnp.result_type(jnp.float32, *(a.dtype for a in arrays if a is not None))

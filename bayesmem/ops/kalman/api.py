@@ -240,24 +240,13 @@ def _check(
         if sizes["D"] % 2:
             raise ValueError(f"angle: found key dim D={sizes['D']}, wanted an even one for pairs")
         arguments.require_gate("angle", angle, sizes | {"D//2": sizes["D"] // 2}, "D//2")
-        log_decay = given["log_decay"]
-        if log_decay is not None and log_decay.ndim == 4:
-            require_values(
-                "log_decay",
-                log_decay[..., ::2] - log_decay[..., 1::2],
-                lambda x: ~(np.abs(x) > 0),
-                "equal decays in the two rows of each pair that `angle` rotates (differences 0)",
-            )
+        arguments.require_paired(given["log_decay"])
     require_floating("prior_var", prior_var)
     require_shape("prior_var", prior_var, sizes, "", "H")
-    finite = "and finite"
-    require_values(
-        "process_var", process_var, lambda x: (x >= 0) & (x < np.inf), f"process_var >= 0 {finite}"
-    )
-    require_values("obs_var", obs_var, lambda x: (x > 0) & (x < np.inf), f"obs_var > 0 {finite}")
-    require_values(
-        "prior_var", prior_var, lambda x: (x > 0) & (x < np.inf), f"prior_var > 0 {finite}"
-    )
+    wanted = "process_var >= 0, finite"
+    require_values("process_var", process_var, lambda x: (x >= 0) & (x < np.inf), wanted)
+    for name, value in (("obs_var", obs_var), ("prior_var", prior_var)):
+        require_values(name, value, lambda x: (x > 0) & (x < np.inf), f"{name} > 0, finite")
     arguments.require_segments(segment_ids, sizes)
     if state is not None:
         require_floating("state.mean", state.mean)
