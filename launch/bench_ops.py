@@ -8,7 +8,7 @@ import json
 import sys
 from pathlib import Path
 
-from absl import app, flags
+from absl import app, flags, logging
 
 from bayesmem.evaluate.speed import bench_ops, format_rows
 from kernels_pallas.shapes import SUITES
@@ -26,6 +26,7 @@ def main(argv: list[str]) -> None:
     """Measures, prints and stores."""
     if len(argv) > 1:
         raise app.UsageError(f"found arguments {argv[1:]}, wanted flags only")
+    logging.set_verbosity(logging.WARNING)  # JAX reports every backend it does not find
     output = Path(_OUTPUT.value) if _OUTPUT.value else None
     if output is not None and output.exists():
         raise FileExistsError(f"--output: {output} exists already and is left as it is")

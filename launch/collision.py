@@ -12,6 +12,7 @@ from absl import app, flags, logging
 from bayesmem.evaluate.collision_report import NOTES, comparison, format_table
 from bayesmem.evaluate.collision_results import run_collision, write_results
 from bayesmem.plots.collision import plot_collision
+from launch.errors import short_errors
 
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the results.", required=True)
 _OVERWRITE = flags.DEFINE_bool("overwrite", False, "Replace results that are there already.")
@@ -43,4 +44,5 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    with short_errors():
+        app.run(main)

@@ -21,17 +21,19 @@ def short_errors() -> Iterator[None]:
         yield
     except (OSError, ImportError) as error:
         sys.exit(f"error: {error}")
-    except (ValueError, NotImplementedError, AttributeError) as error:
+    except (ValueError, NotImplementedError, AttributeError, KeyError) as error:
         if not _is_message(error):
             raise
-        sys.exit(f"error: {error}")
+        # The text of a KeyError is the repr of its message.
+        message = error.args[0] if isinstance(error, KeyError) and error.args else error
+        sys.exit(f"error: {message}")
 
 
 def _is_message(error: Exception) -> bool:
     """Says whether a `raise` of ours made it, or the config that holds the user's key."""
     *_, (frame, line) = traceback.walk_tb(error.__traceback__)
     module = frame.f_globals.get("__name__", "")
-    if isinstance(error, AttributeError):
+    if isinstance(error, AttributeError | KeyError):
         return module == "ml_collections.config_dict.config_dict"
     # Built-in functions have no frame: what they raise seems to come from our line.
     raised = linecache.getline(frame.f_code.co_filename, line).lstrip().startswith("raise ")

@@ -14,7 +14,7 @@ from bayesmem.evaluate.perplexity import perplexity
 from bayesmem.evaluate.recall import recall
 from bayesmem.train.checkpoint import restore_params
 from bayesmem.train.parts import build_model
-from bayesmem.train.records import write_json
+from bayesmem.train.records import free_name, write_json
 from bayesmem.train.settings import MeshSettings, Settings
 from bayesmem.train.sharding import Mesh, check_batch_size, make_mesh
 from bayesmem.train.step import abstract_params
@@ -61,7 +61,10 @@ def evaluate_workdir(workdir: Path, max_batches: int | None = None) -> dict[str,
 
 
 def write_evaluation(workdir: Path, result: dict[str, Any]) -> Path:
-    """Writes evaluation.json; that of another step is kept as evaluation_step_N.json.
+    """Writes evaluation.json; what is there is kept under another name.
+
+    That name is evaluation_step_N.json, N its step, with a number where that exists too. An
+    evaluation of the same step over the same batches is replaced: it holds the same numbers.
 
     Args:
       workdir: directory of the run.
@@ -72,9 +75,16 @@ def write_evaluation(workdir: Path, result: dict[str, Any]) -> Path:
     """
     path = workdir / EVALUATION
     if path.exists():
-        step = json.loads(path.read_text())["step"]
-        if step != result["step"]:
-            path.rename(workdir / f"evaluation_step_{step:08d}.json")
+        try:
+            earlier = json.loads(path.read_text())
+            keys = ("step", "split", "max_batches")
+            same = all(earlier.get(key) == result.get(key) for key in keys)
+            name = f"evaluation_step_{earlier['step']:08d}"
+        except (ValueError, TypeError, KeyError, AttributeError):  # not written by us, or torn
+            same, name = False, "evaluation_unreadable"
+        if not same:
+            kept = workdir / f"{name}.json"
+            path.rename(kept if not kept.exists() else free_name(workdir, f"{name}_{{}}.json"))
     write_json(path, result)
     return path
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from bayesmem.ops.checks import require_floating, require_shape, require_values
 from bayesmem.ops.segments import document_starts, valid_steps
@@ -46,6 +47,23 @@ def require_gate(name: str, value: jax.Array, sizes: Mapping[str, int], *trailin
     )
 
 
+def as_segments(segment_ids: Any) -> jax.Array | None:
+    """Returns `segment_ids` as an array of JAX, or None.
+
+    Raises:
+      ValueError: an id that int32 does not hold, and that JAX would wrap around to another one.
+    """
+    if segment_ids is None or isinstance(segment_ids, jax.Array):
+        return segment_ids
+    found = np.asarray(segment_ids)
+    low, high = np.iinfo(np.int32).min, np.iinfo(np.int32).max
+    if np.issubdtype(found.dtype, np.integer) and found.size:
+        for extreme in (found.min(), found.max()):
+            if not low <= extreme <= high:
+                raise ValueError(f"segment_ids: found the id {extreme}, wanted ids of int32")
+    return jnp.asarray(found)
+
+
 def require_segments(segment_ids: jax.Array | None, sizes: Mapping[str, int]) -> None:
     """Checks `segment_ids` [B, T], an integer array or None."""
     if segment_ids is None:
@@ -67,6 +85,20 @@ def require_log_decay(log_decay: jax.Array | None, sizes: Mapping[str, int]) -> 
         return
     require_gate("log_decay", log_decay, sizes, "", "D")
     require_values("log_decay", log_decay, lambda x: x <= 0, "log_decay <= 0 (a decay, not growth)")
+
+
+def require_paired(log_decay: jax.Array | None) -> None:
+    """Checks that the two rows of each (real, imaginary) pair of log_decay [B, T, H, D] are equal.
+
+    One decay a head, or none, is equal by itself.
+    """
+    if log_decay is not None and log_decay.ndim == 4:
+        require_values(
+            "log_decay",
+            log_decay[..., ::2] - log_decay[..., 1::2],
+            lambda x: ~(np.abs(x) > 0),
+            "equal decays in the two rows of each pair that `angle` rotates (differences of 0)",
+        )
 
 
 def compute_dtype(*arrays: jax.Array | None) -> jnp.dtype:
@@ -145,7 +177,7 @@ def run_memory(
     if given[strength] is not None:
         require_gate(strength, given[strength], sizes, "")
     require_log_decay(given["log_decay"], sizes)
-    segment_ids = None if segment_ids is None else jnp.asarray(segment_ids)
+    segment_ids = as_segments(segment_ids)
     require_segments(segment_ids, sizes)
     if state is None:
         dtype = compute_dtype(*given.values())

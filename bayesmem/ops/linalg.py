@@ -40,11 +40,8 @@ def _cholesky_blocks(matrix: jax.Array, floor: jax.Array) -> tuple[jax.Array, ja
     factor, inverse = _cholesky_blocks(matrix[..., :half, :half], floor[..., :half])
     cross = matrix[..., half:, :half]
     panel = matmul(cross, transpose(inverse))
-    if half > 2 * _BASE:
-        # A product with an inverse is not backward stable; one step of refinement makes it so, and
-        # is needed for large blocks only.
-        left = cross - matmul(panel, transpose(factor))
-        panel = panel + matmul(left, transpose(inverse))
+    # A product with an inverse is not backward stable; one step of refinement makes it so.
+    panel = panel + matmul(cross - matmul(panel, transpose(factor)), transpose(inverse))
     rest = matrix[..., half:, half:] - matmul(panel, transpose(panel))
     lower_factor, lower = _cholesky_blocks(rest, floor[..., half:])
     return (

@@ -63,7 +63,7 @@ def start_metrics(workdir: Path, step: int) -> Path:
     path = workdir / METRICS
     if not path.exists():
         return path
-    lines = path.read_text().splitlines()
+    lines = path.read_text(errors="replace").splitlines()
     kept = [line for line in lines if _row_step(line) <= step]
     dropped = [line for line in lines if _row_step(line) > step]
     if dropped:

@@ -159,7 +159,8 @@ class Settings:
             mesh=parse_section(MeshSettings, config["mesh"], "mesh"),
         )
         warmup, steps = settings.optimizer.warmup_steps, settings.train.steps
-        _need("optimizer.warmup_steps", warmup, f"below train.steps = {steps}", warmup < steps)
+        wanted = f"below train.steps = {steps}: for a short run, set both"
+        _need("optimizer.warmup_steps", warmup, wanted, warmup < steps)
         return settings
 
 

@@ -20,7 +20,7 @@ from configs import common, lm, mqar
 
 # Parameters of every model, by config and variant. A change here is a change of the experiments.
 PINNED: dict[str, int] = {
-    "lm:tiny,bayesian": 404_176,
+    "lm:tiny,bayesian": 405_472,
     "lm:tiny,deltanet": 373_440,
     "lm:tiny,gated_deltanet": 407_248,
     "lm:tiny,kda": 422_856,
@@ -29,7 +29,7 @@ PINNED: dict[str, int] = {
     "lm:tiny,gla": 410_560,
     "lm:tiny,mamba2": 372_440,
     "lm:tiny,attention": 369_280,
-    "lm:small,bayesian": 5_308_080,
+    "lm:small,bayesian": 5_315_808,
     "lm:small,deltanet": 4_927_104,
     "lm:small,gated_deltanet": 5_326_512,
     "lm:small,kda": 5_518_488,

@@ -90,3 +90,16 @@ def test_evaluation_of_another_step_is_kept(tmp_path):
     assert json.loads(path.read_text())["step"] == 9
     kept = json.loads((tmp_path / "evaluation_step_00000003.json").read_text())
     assert kept == {"step": 3, "loss": 1.5}
+
+
+def test_no_evaluation_is_lost(tmp_path):
+    path = tmp_path / "evaluation.json"
+    for found in ("", "[]", '{"step": "x"}'):
+        path.write_text(found)
+        write_evaluation(tmp_path, {"step": 1, "max_batches": None})
+    write_evaluation(tmp_path, {"step": 1, "max_batches": 2})
+    write_evaluation(tmp_path, {"step": 1, "max_batches": 3})
+    assert json.loads(path.read_text())["max_batches"] == 3
+    stored = [file.read_text() for file in tmp_path.iterdir()]
+    assert {"", "[]", '{"step": "x"}'} <= set(stored)
+    assert {json.loads(x)["max_batches"] for x in stored if "max_batches" in x} == {None, 2, 3}

@@ -74,6 +74,27 @@ def test_covariance_stays_positive_over_4000_updates(obs_var, process_var, form)
     assert smallest >= 0
 
 
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("prior_var", (1.0, 1e6))
+@pytest.mark.parametrize("dim", (4, 16))
+def test_a_prior_far_above_the_noise_stays_finite(dim, prior_var, form):
+    rng = np.random.default_rng(0)
+    k = cases.unit(rng, 8, 64, 2, dim)
+    case = {"q": k[::-1].copy(), "k": k, "v": k @ rng.standard_normal((dim, dim))}
+    case |= {"process_var": np.zeros((8, 64, 2)), "obs_var": np.full((8, 64, 2), 1e-6)}
+    case = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), case)
+    for chunk_size in (16, 64):
+
+        def loss(case, chunk_size=chunk_size):
+            y, state = ops.kalman_memory(
+                **case, prior_var=prior_var, implementation=form, chunk_size=chunk_size
+            )
+            return jnp.sum(y), (y, state)
+
+        gradients, (y, state) = jax.jit(jax.grad(loss, has_aux=True))(case)
+        chex.assert_tree_all_finite((y, state, gradients))
+
+
 @settings(max_examples=25, deadline=None)
 @given(
     seed=st.integers(0, 2**31 - 1),

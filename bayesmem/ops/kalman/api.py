@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from bayesmem.array_types import (
     GroupScalars,
@@ -176,7 +177,7 @@ def _filter(
         given["prior_var"] = float(given["prior_var"])
     state, segment_ids = given.pop("state"), given.pop("segment_ids")
     given = {name: None if x is None else jnp.asarray(x) for name, x in given.items()}
-    segment_ids = None if segment_ids is None else jnp.asarray(segment_ids)
+    segment_ids = arguments.as_segments(segment_ids)
     if state is not None:
         if not isinstance(state, tuple | list) or len(state) != len(KalmanState._fields):
             raise ValueError(
@@ -223,7 +224,8 @@ def _check(
     sizes = arguments.sequence_sizes(q, k, v)
     process_var, obs_var, prior_var = given["process_var"], given["obs_var"], given["prior_var"]
     if process_var is None or obs_var is None or prior_var is None:
-        raise ValueError("process_var, obs_var, prior_var: found None, wanted arrays")
+        missing = [n for n in ("process_var", "obs_var", "prior_var") if given[n] is None]
+        raise ValueError(f"{', '.join(missing)}: found None, wanted an array")
     arguments.require_gate("process_var", process_var, sizes, "")
     arguments.require_gate("obs_var", obs_var, sizes, "", "G")
     sizes["G"] = obs_var.shape[3] if obs_var.ndim == 4 else 1
@@ -238,11 +240,13 @@ def _check(
         if sizes["D"] % 2:
             raise ValueError(f"angle: found key dim D={sizes['D']}, wanted an even one for pairs")
         arguments.require_gate("angle", angle, sizes | {"D//2": sizes["D"] // 2}, "D//2")
+        arguments.require_paired(given["log_decay"])
     require_floating("prior_var", prior_var)
     require_shape("prior_var", prior_var, sizes, "", "H")
-    require_values("process_var", process_var, lambda x: x >= 0, "process_var >= 0")
-    require_values("obs_var", obs_var, lambda x: x > 0, "obs_var > 0")
-    require_values("prior_var", prior_var, lambda x: x > 0, "prior_var > 0")
+    wanted = "process_var >= 0, finite"
+    require_values("process_var", process_var, lambda x: (x >= 0) & (x < np.inf), wanted)
+    for name, value in (("obs_var", obs_var), ("prior_var", prior_var)):
+        require_values(name, value, lambda x: (x > 0) & (x < np.inf), f"{name} > 0, finite")
     arguments.require_segments(segment_ids, sizes)
     if state is not None:
         require_floating("state.mean", state.mean)

@@ -10,9 +10,15 @@ import jax
 import jax.numpy as jnp
 
 from bayesmem.ops import chunking
-from bayesmem.ops.kalman.chunked import ChunkTerms, chunk_step, chunk_terms, cut
+from bayesmem.ops.kalman.chunked import (
+    ChunkTerms,
+    chunk_step,
+    chunk_terms,
+    cut,
+    distinct,
+)
 from bayesmem.ops.kalman.types import KalmanInputs, KalmanOutputs, rotate_both, rotate_rows
-from bayesmem.ops.linalg import inverse_cholesky, matmul, transpose
+from bayesmem.ops.linalg import matmul, transpose
 
 
 class ChunkElement(NamedTuple):
@@ -31,7 +37,7 @@ class ChunkElement(NamedTuple):
 
 def chunk_element(chunk: ChunkTerms) -> ChunkElement:
     """Makes the element of each chunk, which needs nothing of the belief at its entry."""
-    inverse = inverse_cholesky(chunk.noise_gram, chunk.obs_var)
+    _, inverse = distinct(chunk.noise_gram, chunk.obs_var)
     keys = matmul(inverse, chunk.keys[..., None, :, :])
     rows = matmul(inverse, chunk.exit_rows[..., None, :, :])
     values = matmul(inverse, chunk.values)

@@ -22,6 +22,9 @@ from bayesmem.ops.kalman.types import (
 )
 from bayesmem.ops.linalg import inverse_cholesky, matmul, transpose
 
+NOISE_FLOOR = 128.0
+"""Smallest own noise of a reading, in units of the rounding of its variance; see `distinct`."""
+
 
 class ChunkTerms(NamedTuple):
     """All that a chunk needs and that does not depend on its entry belief.
@@ -90,6 +93,25 @@ def chunk_terms(chunks: KalmanInputs, prior_var: jax.Array) -> ChunkTerms:
     )
 
 
+def distinct(joint: jax.Array, obs_var: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Makes readings of a chunk distinct to the dtype: returns the joint covariance and its T.
+
+    A reading whose own noise is below the rounding of its variance cannot be told from a linear
+    combination of others, and the factorization would divide by that rounding. Its noise is raised
+    to `NOISE_FLOOR` eps of its variance; in float64 that changes nothing that could be seen.
+
+    Args:
+      joint: [..., L, L], covariance of the readings, own noise included.
+      obs_var: [..., L], the own noise.
+    """
+    eye = jnp.eye(joint.shape[-1], dtype=joint.dtype)
+    variances = jax.lax.stop_gradient(jnp.diagonal(joint, axis1=-2, axis2=-1))
+    floor = NOISE_FLOOR * jnp.finfo(joint.dtype).eps * variances
+    raised = jnp.maximum(obs_var, floor)
+    joint = joint + jnp.maximum(floor - obs_var, 0.0)[..., None] * eye
+    return joint, inverse_cholesky(joint, raised)
+
+
 def chunk_step(
     mean: jax.Array, cov: jax.Array, chunk: ChunkTerms
 ) -> tuple[tuple[jax.Array, jax.Array], tuple[jax.Array, jax.Array]]:
@@ -107,7 +129,7 @@ def chunk_step(
     exit_rows, total = chunk.exit_rows[..., None, :, :], chunk.total[..., None, None, :]
     kp = matmul(keys, cov)
     joint = matmul(kp, transpose(keys)) + chunk.noise_gram
-    inverse = inverse_cholesky(joint, chunk.obs_var)
+    joint, inverse = distinct(joint, chunk.obs_var)
     surprise = chunk.values - matmul(keys, mean)
     errors = matmul(inverse, surprise)
     read = matmul(queries, transpose(kp)) + chunk.noise_read[..., None, :, :]
@@ -123,6 +145,11 @@ def chunk_step(
     # the gain enters it in second order only. The two halves make it exactly symmetric.
     half = matmul(transpose(gain), 0.5 * matmul(joint, gain) - carried)
     noise = chunk.exit_noise.matrix(cov.shape[-1])[..., None, :, :]
+    # What rounding may have taken from each diagonal entry is put back on it: eps |K B|.
+    rounding = jnp.finfo(cov.dtype).eps * jnp.sum(jnp.abs(gain * carried), axis=-2)
+    noise = noise + jax.lax.stop_gradient(rounding)[..., None] * jnp.eye(
+        cov.shape[-1], dtype=cov.dtype
+    )
     cov = transpose(total) * cov * total + noise + (half + transpose(half))
     if chunk.exit_angle is not None:
         mean = rotate_rows(mean, chunk.exit_angle[..., None, :])
