@@ -33,9 +33,8 @@ def main(argv: list[str]) -> None:
     traces = trace_workdir(workdir, text[: _MAX_BYTES.value])
     save_traces(traces, workdir / "accesses.npz")
     print(workdir / "accesses.npz")
-    for trace in traces:
-        for path in plot_accesses(trace, workdir / FOLDER):
-            print(path)
+    for path in plot_accesses(workdir / "accesses.npz", workdir / FOLDER):
+        print(path)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from bayesmem.data.text import DOCUMENT_END, encode
-from bayesmem.layers import RamNet
 from bayesmem.models.config import ModelConfig
 from bayesmem.train.checkpoint import restore_params
 from bayesmem.train.parts import build_model
@@ -74,9 +73,12 @@ def trace_workdir(workdir: Path, text: str | bytes) -> list[AccessTrace]:
     return [_trace(layer, mixer, sown[f"blocks_{layer}"]["mixer"]) for layer, mixer in layers]
 
 
-def _ramnet_layers(config: ModelConfig) -> list[tuple[int, RamNet]]:
-    mixers = [config.build_mixer(layer, parent=None) for layer in range(config.num_layers)]
-    found = [(layer, mixer) for layer, mixer in enumerate(mixers) if isinstance(mixer, RamNet)]
+def _ramnet_layers(config: ModelConfig) -> list[tuple[int, Any]]:
+    found = [
+        (layer, config.build_mixer(layer, parent=None))
+        for layer in range(config.num_layers)
+        if config.mixer_name(layer).partition("/")[0] == "ramnet"
+    ]
     if not found:
         raise ValueError(
             f"workdir: found the mixers {', '.join(config.mixers)}, wanted a 'ramnet' among them"
@@ -84,7 +86,7 @@ def _ramnet_layers(config: ModelConfig) -> list[tuple[int, RamNet]]:
     return found
 
 
-def _trace(layer: int, mixer: RamNet, sown: dict[str, Any]) -> AccessTrace:
+def _trace(layer: int, mixer: Any, sown: dict[str, Any]) -> AccessTrace:
     parts = []
     for name in ("write", "read"):
         (address,) = sown[f"{name}_address"]

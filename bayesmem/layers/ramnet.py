@@ -128,7 +128,7 @@ class RamNet(nn.Module):
     ) -> tuple[Hidden, MixerState]:
         """Returns the layer's output [B, T, W] and the state after it; see `Mixer`.
 
-        Sows the addresses, `write_address` and `read_address`, into "intermediates", and the balancing loss into
+        Sows `write_address` and `read_address` into "intermediates", and the balancing loss into
         "losses" where `balance` is on.
         """
         check_input(x, self.width, segment_ids)

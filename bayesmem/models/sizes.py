@@ -7,8 +7,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from bayesmem import ops
-from bayesmem.layers import Attention, RamNet
+from bayesmem.layers import Attention, BayesianLayer, RamNet
 from bayesmem.models.config import ModelConfig
 from bayesmem.models.language_model import LanguageModel
 from bayesmem.models.parameters import parameter_counts
@@ -63,7 +62,7 @@ def _memory(mixer) -> tuple[int, int, int]:
     if isinstance(mixer, RamNet):
         used = 2 * mixer.top_k * mixer.num_heads * mixer.slot_width
         return memory.content.size, used, 3 * used
-    if isinstance(memory, ops.KalmanState):
+    if isinstance(mixer, BayesianLayer):
         mean, cov = memory.mean.size, memory.cov.size
         return mean + cov, mean + cov, 6 * mean + 12 * cov
     return memory.size, memory.size, 6 * memory.size

@@ -16,7 +16,7 @@ from bayesmem.train.loop import fit
 from bayesmem.train.parts import build_model, build_parts
 from bayesmem.train.settings import MeshSettings, OptimizerSettings, Settings, TrainSettings
 from bayesmem.train.sharding import make_mesh, parameter_shardings
-from configs import common, lm, mqar
+from configs import common, lm, mqar, pretrain
 
 # Parameters of every model, by config and variant. A change here is a change of the experiments.
 PINNED: dict[str, int] = {
@@ -28,6 +28,7 @@ PINNED: dict[str, int] = {
     "lm:tiny,retnet": 402_112,
     "lm:tiny,gla": 410_560,
     "lm:tiny,mamba2": 372_440,
+    "lm:tiny,ramnet": 379_224,
     "lm:tiny,attention": 369_280,
     "lm:small,bayesian": 5_315_808,
     "lm:small,deltanet": 4_927_104,
@@ -37,6 +38,7 @@ PINNED: dict[str, int] = {
     "lm:small,retnet": 5_295_744,
     "lm:small,gla": 5_346_432,
     "lm:small,mamba2": 4_721_352,
+    "lm:small,ramnet": 4_763_976,
     "lm:small,attention": 4_902_144,
     "mqar:bayesian": 50_320,
     "mqar:deltanet": 51_200,
@@ -46,16 +48,22 @@ PINNED: dict[str, int] = {
     "mqar:retnet": 57_600,
     "mqar:gla": 61_824,
     "mqar:mamba2": 59_404,
+    "mqar:ramnet": 52_044,
     "mqar:attention": 49_344,
     "mqar:bayesian,base": 50_320,
     "mqar:bayesian,update": 50_320,
     "mqar:bayesian,block": 50_320,
+    **{f"ramnet_340m:{k}": 341_725_824 for k in pretrain.TOP_K},
+    **{f"ramnet_1_3b:{k}": 1_301_127_648 for k in pretrain.TOP_K},
 }
 
 VARIANTS = {
     "lm": [",".join(parts) for parts in itertools.product(lm.SIZES, common.MIXERS)],
     "mqar": [*common.MIXERS, *(f"bayesian,{task}" for task in mqar.TASKS)],
+    "ramnet_340m": pretrain.TOP_K,
+    "ramnet_1_3b": pretrain.TOP_K,
 }
+CHOICES = {"lm": "bayesian, deltanet", "mqar": "bayesian, deltanet"}
 ALL = [f"{name}:{variant}" for name, variants in VARIANTS.items() for variant in variants]
 
 
@@ -66,7 +74,7 @@ def load(config):
 
 def test_every_config_file_is_in_these_tests():
     files = {path.stem for path in Path(configs.__file__).parent.glob("*.py")}
-    assert files - {"__init__", "common"} == set(VARIANTS)
+    assert files - {"__init__", "common", "pretrain"} == set(VARIANTS)
     assert set(PINNED) == set(ALL)
 
 
@@ -85,12 +93,12 @@ def test_config_builds_with_its_pinned_parameters(config):
 def test_default_variant_and_unknown_variant(name):
     module = importlib.import_module(f"configs.{name}")
     assert module.get_config() == module.get_config("")
-    with pytest.raises(ValueError, match="banana.*bayesian, deltanet"):
+    with pytest.raises(ValueError, match=f"banana.*{CHOICES.get(name, 'top8, top16')}"):
         module.get_config("banana")
     assert f"--config=configs/{name}.py" in module.__doc__
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("name", CHOICES)
 def test_key_that_nothing_reads_is_an_error_in_every_section(name):
     base = importlib.import_module(f"configs.{name}").get_config().to_dict()
     base["data"] |= {"path": __file__} if name == "lm" else {"train_examples": 128}
