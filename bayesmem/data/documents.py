@@ -194,6 +194,8 @@ def _walk(root: Path, extensions: tuple[str, ...], library: bool = False) -> lis
             for names in (folders, files):
                 names[:] = [name for name in names if not name.startswith(_LIBRARY_GENERATED)]
         found += [Path(folder, name) for name in files if name.endswith(extensions)]
+    # A named pipe would be waited for without an end.
+    found = [file for file in found if not file.is_fifo()]
     return sorted(found, key=lambda file: _relative(file, root))
 
 
@@ -228,7 +230,7 @@ def _file_documents(file: Path, text_key: str) -> list[tuple[str, bytes]]:
 def _json_text(line: bytes, place: str, text_key: str) -> bytes:
     try:
         record = json.loads(line.decode("utf-8", "surrogateescape"))
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:  # too deep, or a number of too many digits
         raise ValueError(f"path: bad JSON at {place}: {error}") from error
     text = record.get(text_key) if isinstance(record, dict) else None
     if not isinstance(text, str):

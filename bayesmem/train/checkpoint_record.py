@@ -45,7 +45,10 @@ def write_record(path: Path, step: int, items: Mapping[str, Mapping[str, Any]]) 
 def unusable_because(path: Path) -> str | None:
     """Says why the step at `path` cannot be used, or None if it can."""
     try:
-        wanted = json.loads((path / RECORD).read_text())["files"].items()
+        record = json.loads((path / RECORD).read_text())
+        wanted = record["files"].items()
+        if not wanted or not record["leaves"] or not all(record["leaves"].values()):
+            return f"its {RECORD} names no files or no leaves"
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         return f"its {RECORD} cannot be read ({type(error).__name__}): it was not saved to the end"
     try:

@@ -7,6 +7,7 @@ ValueError, so a misspelt key in a config file or on the command line never pass
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
@@ -42,9 +43,11 @@ class OptimizerSettings:
 
     def __post_init__(self) -> None:
         """Raises ValueError naming the first key whose value cannot be used."""
-        _need("optimizer.learning_rate", self.learning_rate, "> 0", self.learning_rate > 0)
+        finite = 0 < self.learning_rate < math.inf
+        _need("optimizer.learning_rate", self.learning_rate, "> 0 and finite", finite)
         _need("optimizer.warmup_steps", self.warmup_steps, ">= 0", self.warmup_steps >= 0)
-        _need("optimizer.weight_decay", self.weight_decay, ">= 0", self.weight_decay >= 0)
+        finite = 0 <= self.weight_decay < math.inf
+        _need("optimizer.weight_decay", self.weight_decay, ">= 0 and finite", finite)
         _need("optimizer.beta1", self.beta1, "in [0, 1)", 0 <= self.beta1 < 1)
         _need("optimizer.beta2", self.beta2, "in [0, 1)", 0 <= self.beta2 < 1)
         _need("optimizer.clip_norm", self.clip_norm, ">= 0 (0: no clipping)", self.clip_norm >= 0)
@@ -158,6 +161,8 @@ class Settings:
             train=parse_section(TrainSettings, config["train"], "train"),
             mesh=parse_section(MeshSettings, config["mesh"], "mesh"),
         )
+        fits = -(2**31) <= settings.seed < 2**31
+        _need("seed", settings.seed, "-2^31 to 2^31 - 1", fits)
         warmup, steps = settings.optimizer.warmup_steps, settings.train.steps
         wanted = f"below train.steps = {steps}: for a short run, set both"
         _need("optimizer.warmup_steps", warmup, wanted, warmup < steps)

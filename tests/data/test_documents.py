@@ -65,6 +65,8 @@ def test_text_that_is_no_utf8_is_kept(tmp_path):
     ("bad", "words"),
     [
         (b"{", ["x.jsonl:2", "JSON"]),
+        (b"[" * 100_000, ["x.jsonl:2", "JSON"]),
+        (b"1" * 6_000, ["x.jsonl:2", "JSON"]),
         (b"[1]", ["x.jsonl:2", "list", "'text'"]),
         (b'{"txt": "a"}', ["x.jsonl:2", "txt", "'text'"]),
         (b'{"text": 3}', ["x.jsonl:2", "'text'"]),

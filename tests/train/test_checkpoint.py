@@ -204,6 +204,15 @@ def test_kill_before_the_record_leaves_the_step_unusable(saved, state):
     assert all_steps(saved) == [1, 2]
 
 
+@pytest.mark.parametrize("key", ("files", "leaves"))
+def test_a_record_without_files_or_leaves_leaves_the_step_unusable(saved, key):
+    path = step_path(saved, 2) / "COMMIT.json"
+    record = json.loads(path.read_text())
+    for broken in (record | {key: {}}, {name: x for name, x in record.items() if name != key}):
+        path.write_text(json.dumps(broken))
+        assert newest_usable_step(saved) == 1
+
+
 def test_saving_over_an_unusable_step_moves_it_aside(saved, state, caplog):
     truncate_everything(step_path(saved, 2))
     old = contents(step_path(saved, 2))

@@ -27,6 +27,8 @@ def test_whole_config_parses():
     [
         (OptimizerSettings, OPTIMIZER | {"learning_rate": 0.0}, "optimizer.learning_rate"),
         (OptimizerSettings, OPTIMIZER | {"learning_rate": float("nan")}, "optimizer.learning_rate"),
+        (OptimizerSettings, OPTIMIZER | {"learning_rate": float("inf")}, "optimizer.learning_rate"),
+        (OptimizerSettings, OPTIMIZER | {"weight_decay": float("inf")}, "optimizer.weight_decay"),
         (OptimizerSettings, OPTIMIZER | {"warmup_steps": -1}, "optimizer.warmup_steps"),
         (OptimizerSettings, OPTIMIZER | {"weight_decay": -0.1}, "optimizer.weight_decay"),
         (OptimizerSettings, OPTIMIZER | {"beta1": 1.0}, "optimizer.beta1"),
@@ -59,6 +61,7 @@ def test_value_out_of_range_names_the_key(kind, values, name):
         ({"optimizer": OPTIMIZER | {"warmup_steps": 10}}, "warmup_steps.*below train.steps = 10"),
         ({"trian": {}}, "unknown keys.*trian"),
         ({"seed": "0"}, "seed"),
+        ({"seed": 10**20}, r"seed.*10{20}.*2\^31"),
     ],
 )
 def test_bad_config_names_the_key(changes, words):
