@@ -42,7 +42,8 @@ def heads(params, x, layout, silu_after):
     keys = layout.key_heads * layout.key_dim
     q, k, v = np.split(joined, [keys, 2 * keys], axis=-1)
     shape = (*x.shape[:2], layout.key_heads, layout.key_dim)
-    return q.reshape(shape), k.reshape(shape), v.reshape(*x.shape[:2], layout.value_heads, -1)
+    q, k = (part.reshape(shape) + params.get("qk_bias", 0) for part in (q, k))
+    return q, k, v.reshape(*x.shape[:2], layout.value_heads, -1)
 
 
 def output(params, y, x, gate):

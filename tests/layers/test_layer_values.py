@@ -74,10 +74,11 @@ def test_jit_equals_eager(case):
             "bayesian_rotating",
             2 * 128 + 3 * 192 + 6 + 4 * 28 + 138 + (32 + 2) + (64 + 4) + (128 + 8) + 2,
         ),
-        ("bayesian_scalar", 5 * 256 + 8 + 2 * (32 + 2) + (32 + 2 + 2)),
+        # The bias of keys and queries, 2 x 8.
+        ("bayesian_scalar", 5 * 256 + 8 + 2 * (32 + 2) + (32 + 2 + 2) + 16),
         ("deltanet", 4 * 256 + 8 + 4 * 48 + 32),
-        # q, k 16 x 8; v, gate, out 16 x 24; norm 6; conv 4 x 40; beta; decay.
-        ("gated_deltanet", 2 * 128 + 3 * 384 + 6 + 160 + 64 + (64 + 4 + 4)),
+        # q, k 16 x 8; v, gate, out 16 x 24; norm 6; conv 4 x 40; beta; decay; bias 2 x 4.
+        ("gated_deltanet", 2 * 128 + 3 * 384 + 6 + 160 + 64 + (64 + 4 + 4) + 8),
         ("kda", 5 * 256 + 8 + 4 * 48 + 32 + (128 + 128 + 16 + 2)),
         ("linear_attention", 5 * 256 + 8),
         ("retnet", 5 * 256 + 8),
