@@ -24,9 +24,17 @@ def short_errors() -> Iterator[None]:
     except (ValueError, NotImplementedError, AttributeError, KeyError) as error:
         if not _is_message(error):
             raise
-        # The text of a KeyError is the repr of its message.
-        message = error.args[0] if isinstance(error, KeyError) and error.args else error
-        sys.exit(f"error: {message}")
+        sys.exit(f"error: {_text(error)}")
+
+
+def _text(error: Exception) -> str:
+    """The message; of a config's missing key, the innermost one, which is not quoted twice."""
+    if not isinstance(error, AttributeError | KeyError):
+        return str(error)
+    message: object = error
+    while isinstance(message, Exception) and message.args:
+        message = message.args[0]
+    return f"no such config key: {message}"
 
 
 def _is_message(error: Exception) -> bool:

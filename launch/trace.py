@@ -18,6 +18,7 @@ from launch.errors import short_errors
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the run.", required=True)
 _TEXT = flags.DEFINE_string("text", None, "What the model reads.")
 _TEXT_FILE = flags.DEFINE_string("text_file", None, "File that the model reads instead.")
+_OVERWRITE = flags.DEFINE_bool("overwrite", False, "Replace a trace that is there already.")
 _MAX_BYTES = flags.DEFINE_integer("max_bytes", 2_048, "First bytes of it to read.", lower_bound=1)
 
 
@@ -30,11 +31,13 @@ def main(argv: list[str]) -> None:
     absl_logging.set_verbosity(absl_logging.WARNING)
     workdir = Path(_WORKDIR.value)
     text = _TEXT.value.encode() if _TEXT.value is not None else Path(_TEXT_FILE.value).read_bytes()
+    path = workdir / "accesses.npz"
+    if path.exists() and not _OVERWRITE.value:
+        raise FileExistsError(f"{path} exists already; move it away, or pass --overwrite")
     traces = trace_workdir(workdir, text[: _MAX_BYTES.value])
-    save_traces(traces, workdir / "accesses.npz")
-    print(workdir / "accesses.npz")
-    for path in plot_accesses(workdir / "accesses.npz", workdir / FOLDER):
-        print(path)
+    save_traces(traces, path)
+    for written in (path, *plot_accesses(path, workdir / FOLDER)):
+        print(written)
 
 
 if __name__ == "__main__":

@@ -65,3 +65,12 @@ def test_what_does_not_fit_raises_and_names_what_does(changes, words):
 def test_required_keys_are_named():
     with pytest.raises(ValueError, match="vocab_size and no width"):
         ModelConfig.from_dict({})
+
+
+def test_a_label_gives_layers_of_one_kind_options_of_their_own():
+    options = {"ramnet/moving": {"cape_share": 1.0}, "ramnet/still": {"cape_share": 0.0}}
+    mixers = ("ramnet/moving", "ramnet/still")
+    config = ModelConfig(**SMALL | {"num_layers": 3}, mixers=mixers, mixer_options=options)
+    assert [config.build_mixer(layer).cape_share for layer in range(3)] == [1.0, 0.0, 1.0]
+    with pytest.raises(ValueError, match="ramnet/other"):
+        ModelConfig(**SMALL, mixers=mixers, mixer_options={"ramnet/other": {}})

@@ -5,7 +5,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bayesmem.train.losses import batch_logits, batch_sums, mean_of_sums, sum_losses
+from bayesmem.layers.ramnet import imbalance
+from bayesmem.models import LanguageModel, ModelConfig
+from bayesmem.train.losses import (
+    batch_logits,
+    batch_objective,
+    batch_sums,
+    mean_of_sums,
+    sum_losses,
+)
 from tests.tolerances import tolerance
 from tests.train.toys import VOCAB, ToyModel, batch_at
 
@@ -68,3 +76,33 @@ def test_query_positions_give_the_full_logits_at_those_positions():
     assert queried.shape == (8, 3, VOCAB)
     wanted = np.take_along_axis(np.asarray(full), positions[..., None], axis=1)
     np.testing.assert_allclose(queried, wanted, **tolerance(jnp.float32))
+
+
+def test_a_layers_penalty_is_descended_and_not_reported():
+    batch = {name: jnp.asarray(x) for name, x in batch_at(0).items()}
+    found = {}
+    for weight in (0.0, 0.5):
+        options = {"num_heads": 2, "digits": 2, "base": 3, "top_k": 2, "balance": weight}
+        config = ModelConfig(VOCAB, 8, 2, ("ramnet",), {"ramnet": options})
+        model = LanguageModel(config)
+        params = nn.meta.unbox(model.init(jax.random.key(0), batch["inputs"]))["params"]
+        found[weight] = batch_objective(model, params, batch)
+        assert_sums_equal(found[weight][1], batch_sums(model, params, batch))
+    (without, sums), (penalised, same) = found[0.0], found[0.5]
+    assert_sums_equal(sums, same)
+    assert float(without) == float(sums.loss) < float(penalised)
+
+
+def assert_sums_equal(found, wanted):
+    for one, two in zip(found, wanted, strict=True):
+        np.testing.assert_array_equal(one, two)
+
+
+def test_imbalance_is_zero_for_even_use_and_leaves_padding_out():
+    even = jnp.zeros((1, 3, 2, 2, 4))
+    one_value = even.at[..., 0].set(100.0)
+    assert float(imbalance(even, None)) == 0
+    np.testing.assert_allclose(imbalance(one_value, None), 3, **tolerance(jnp.float32))
+    ids = jnp.array([[0, 0, -1]])
+    mixed = even.at[:, 2].set(jnp.nan)
+    assert float(imbalance(mixed, ids)) == 0

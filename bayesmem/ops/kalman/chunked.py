@@ -108,7 +108,7 @@ def distinct(joint: jax.Array, obs_var: jax.Array) -> tuple[jax.Array, jax.Array
     variances = jax.lax.stop_gradient(jnp.diagonal(joint, axis1=-2, axis2=-1))
     floor = NOISE_FLOOR * jnp.finfo(joint.dtype).eps * variances
     raised = jnp.maximum(obs_var, floor)
-    joint = joint + jnp.maximum(floor - obs_var, 0.0)[..., None] * eye
+    joint = joint + (raised - obs_var)[..., None] * eye
     return joint, inverse_cholesky(joint, raised)
 
 
@@ -147,9 +147,8 @@ def chunk_step(
     noise = chunk.exit_noise.matrix(cov.shape[-1])[..., None, :, :]
     # What rounding may have taken from each diagonal entry is put back on it: eps |K B|.
     rounding = jnp.finfo(cov.dtype).eps * jnp.sum(jnp.abs(gain * carried), axis=-2)
-    noise = noise + jax.lax.stop_gradient(rounding)[..., None] * jnp.eye(
-        cov.shape[-1], dtype=cov.dtype
-    )
+    eye = jnp.eye(cov.shape[-1], dtype=cov.dtype)
+    noise = noise + jax.lax.stop_gradient(rounding)[..., None] * eye
     cov = transpose(total) * cov * total + noise + (half + transpose(half))
     if chunk.exit_angle is not None:
         mean = rotate_rows(mean, chunk.exit_angle[..., None, :])
