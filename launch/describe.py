@@ -39,7 +39,9 @@ def main(argv: list[str]) -> None:
     kinds = {name.partition("/")[0] for name in model.mixers}
     for name in MIXERS if _BASELINES.value else ():
         if name not in kinds:
-            options = {name: {"num_heads": max(1, model.width // HEAD_DIM)}}
+            most = max(1, model.width // HEAD_DIM)
+            heads = next(h for h in range(most, 0, -1) if model.width % h == 0)
+            options = {name: {"num_heads": heads}}
             fields = {"mixers": (name,), "mixer_options": options}
             rows[name] = model_sizes(ModelConfig.from_dict(_CONFIG.value.model.to_dict() | fields))
     print(size_table(rows))

@@ -41,6 +41,8 @@ def _is_message(error: Exception) -> bool:
     """Says whether a `raise` of ours made it, or the config that holds the user's key."""
     *_, (frame, line) = traceback.walk_tb(error.__traceback__)
     module = frame.f_globals.get("__name__", "")
+    if module == "__main__" and (spec := frame.f_globals.get("__spec__")) is not None:
+        module = spec.name  # of a script run by `python -m`
     if isinstance(error, AttributeError | KeyError):
         return module == "ml_collections.config_dict.config_dict"
     # Built-in functions have no frame: what they raise seems to come from our line.

@@ -32,8 +32,10 @@ def main(argv: list[str]) -> None:
     workdir = Path(_WORKDIR.value)
     text = _TEXT.value.encode() if _TEXT.value is not None else Path(_TEXT_FILE.value).read_bytes()
     path = workdir / "accesses.npz"
-    if path.exists() and not _OVERWRITE.value:
-        raise FileExistsError(f"{path} exists already; move it away, or pass --overwrite")
+    earlier = [path, *sorted((workdir / FOLDER).glob("access_layer_*"))]
+    for found in earlier if not _OVERWRITE.value else ():
+        if found.exists():
+            raise FileExistsError(f"{found} exists already; move it away, or pass --overwrite")
     traces = trace_workdir(workdir, text[: _MAX_BYTES.value])
     save_traces(traces, path)
     for written in (path, *plot_accesses(path, workdir / FOLDER)):

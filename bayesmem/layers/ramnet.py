@@ -1,10 +1,12 @@
 """RAM-Net: a memory of slots of which a token writes K and reads K (arXiv 2602.11958v2)."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import linen as nn
 
 from bayesmem import ops
@@ -37,7 +39,7 @@ class RamNet(nn.Module):
       num_heads: H.
       value_dim: M, width of a slot; None for width / num_heads.
       digits: U, digits of an address.
-      base: values of a digit.
+      base: values of a digit, or one number for each digit; then S is their product.
       top_k: K, slots that a token writes, and slots that it reads; at most S.
       cape_share: share of the heads, the first ones, whose addresses move with the position.
       retention: "gsu", or "pdma" of the paper's first version.
@@ -58,7 +60,7 @@ class RamNet(nn.Module):
     num_heads: int = 4
     value_dim: int | None = None
     digits: int = 5
-    base: int = 4
+    base: int | Sequence[int] = 4
     top_k: int = 8
     cape_share: float = 0.5
     retention: str = "gsu"
@@ -75,15 +77,23 @@ class RamNet(nn.Module):
 
     def __post_init__(self):
         """Checks the sizes."""
+        if not isinstance(self.base, int):
+            self.base = tuple(self.base)
         super().__post_init__()
-        require_positive(digits=self.digits, base=self.base, top_k=self.top_k)
+        require_positive(digits=self.digits, top_k=self.top_k)
+        if len(self.bases) != self.digits:
+            raise ValueError(
+                f"base, digits: found {len(self.bases)} bases {self.bases} and digits="
+                f"{self.digits}, wanted a base for each digit"
+            )
+        require_positive(**{f"base of digit {u}": base for u, base in enumerate(self.bases)})
         _ = self.slot_width
         require_choice("retention", self.retention, RETENTIONS)
         if self.top_k > self.num_slots or self.num_slots >= 2**31:
+            product = f"{self.base}^{self.digits}" if isinstance(self.base, int) else self.bases
             raise ValueError(
-                f"top_k, digits, base: found top_k={self.top_k} of base^digits = {self.base}^"
-                f"{self.digits} = {self.num_slots} slots, wanted top_k at most that number, "
-                f"and fewer than 2^31 slots"
+                f"top_k, digits, base: found top_k={self.top_k} of {product} = {self.num_slots} "
+                f"slots, wanted top_k at most that number, and fewer than 2^31 slots"
             )
         if not 0 <= self.cape_share <= 1:
             raise ValueError(f"cape_share: found {self.cape_share}, wanted 0 to 1")
@@ -95,9 +105,14 @@ class RamNet(nn.Module):
             )
 
     @property
+    def bases(self) -> tuple[int, ...]:
+        """Values of each digit, the least significant first."""
+        return (self.base,) * self.digits if isinstance(self.base, int) else tuple(self.base)
+
+    @property
     def num_slots(self) -> int:
         """S, slots of a head."""
-        return self.base**self.digits
+        return math.prod(self.bases)
 
     @property
     def slot_width(self) -> int:
@@ -170,20 +185,21 @@ class RamNet(nn.Module):
         self, name: str, x: Hidden, positions: Positions, segment_ids: SegmentIds | None
     ) -> ops.SlotAddress:
         """Returns the K slots and weights [B, T, H, K] of one of a token's two addresses."""
-        shape = (self.num_heads, self.digits, self.base)
+        scores = sum(self.bases)
         bias = nn.initializers.normal(self.initial_address)
-        project = linear(math.prod(shape), ("embed", None), name, bias=bias)
-        logits = project(x.astype(jnp.float32)).reshape(
-            *x.shape[:2], self.num_heads, self.digits * self.base
-        )
-        factor = parameter(
-            self, f"{name}_temperature", nn.initializers.zeros_init(), (None, None), shape[:2]
-        )
+        project = linear(self.num_heads * scores, ("embed", None), name, bias=bias)
+        logits = project(x.astype(jnp.float32)).reshape(*x.shape[:2], self.num_heads, scores)
+        zeros, shape = nn.initializers.zeros_init(), (self.num_heads, self.digits)
+        factor = parameter(self, f"{name}_temperature", zeros, (None, None), shape)
         temperature = self.initial_temperature * jnp.exp(factor)
         if self.balance and not self.is_initializing():
-            scaled = logits.reshape(*x.shape[:2], *shape) / temperature[..., None]
-            self.sow("losses", f"{name}_balance", self.balance * imbalance(scaled, segment_ids))
-        address = ops.product_topk(logits, self.base, self.top_k, temperature)
+            parts = jnp.split(logits, np.cumsum(self.bases)[:-1], axis=-1)
+            uneven = [
+                imbalance(part / temperature[:, digit, None], segment_ids)
+                for digit, part in enumerate(parts)
+            ]
+            self.sow("losses", f"{name}_balance", self.balance * jnp.mean(jnp.stack(uneven)))
+        address = ops.product_topk(logits, self.bases, self.top_k, temperature)
         moved = ops.cyclic_shift(address, positions, self.num_slots)
         is_cape = jnp.arange(self.num_heads) < self.cape_heads
         address = address._replace(ids=jnp.where(is_cape[:, None], moved.ids, address.ids))
@@ -196,20 +212,19 @@ class RamNet(nn.Module):
 
 
 def imbalance(logits: jax.Array, segment_ids: SegmentIds | None) -> jax.Array:
-    """Returns how unevenly the digits' values are used, 0 where all are used alike.
+    """Returns how unevenly a digit's values are used, 0 where all are used alike.
 
-    For each digit the mean of its softmax over all valid tokens, p: base * sum(p^2) - 1, averaged
-    over heads and digits.
+    With p the mean of its softmax over all valid tokens: base * sum(p^2) - 1, averaged over heads.
 
     Args:
-      logits: [B, T, H, U, base], divided by the temperature.
+      logits: [B, T, H, base], divided by the temperature.
       segment_ids: [B, T] int32 or None.
     """
     used = nn.softmax(logits, axis=-1)
     if segment_ids is None:
         mean = jnp.mean(used, axis=(0, 1))
     else:
-        valid = valid_steps(segment_ids)[:, :, None, None, None]
+        valid = valid_steps(segment_ids)[:, :, None, None]
         count = jnp.maximum(jnp.sum(valid), 1)
         mean = jnp.sum(jnp.where(valid, used, 0), axis=(0, 1)) / count
     return jnp.mean(logits.shape[-1] * jnp.sum(jnp.square(mean), axis=-1) - 1)

@@ -111,4 +111,5 @@ class ModelConfig:
 def _plain(value: Any) -> Any:
     if hasattr(value, "items"):
         return {key: _plain(item) for key, item in value.items()}
-    return value
+    # JSON has no tuples, and a list would make the model unhashable.
+    return tuple(map(_plain, value)) if isinstance(value, list | tuple) else value

@@ -70,7 +70,7 @@ CASES = {
             "num_heads": 2,
             "value_dim": 6,
             "digits": 2,
-            "base": 3,
+            "base": (4, 3),
             "top_k": 9,
             "cape_share": 1.0,
             "retention": "pdma",

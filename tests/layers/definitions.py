@@ -174,18 +174,19 @@ def attention(layer, params, x):
 
 
 def ramnet(layer, params, x):
-    lead, slots = (*x.shape[:2], layer.num_heads), layer.base**layer.digits
+    bases = (layer.base,) * layer.digits if isinstance(layer.base, int) else layer.base
+    lead, slots = (*x.shape[:2], layer.num_heads), np.prod(bases)
     moving = np.arange(layer.num_heads) < round(layer.cape_share * layer.num_heads)
     time = np.arange(x.shape[1])[None, :, None, None]
     addresses = []
     for name in ("write", "read"):
-        scores = dense(params[name], x).reshape(*lead, layer.digits, layer.base)
-        factor = np.exp(params[f"{name}_temperature"])[..., None]
-        scores = np.exp(scores / (layer.initial_temperature * factor))
-        digit = scores / scores.sum(axis=-1, keepdims=True)
-        product = np.ones((*lead, 1))
-        for u in range(layer.digits):  # a later digit counts more
-            product = (digit[..., u, :, None] * product[..., None, :]).reshape(*lead, -1)
+        scores = dense(params[name], x).reshape(*lead, -1)
+        tau = layer.initial_temperature * np.exp(params[f"{name}_temperature"])
+        product, begin = np.ones((*lead, 1)), 0
+        for u, base in enumerate(bases):  # a later digit counts more
+            part = np.exp(scores[..., begin : begin + base] / tau[:, u, None])
+            digit, begin = part / part.sum(axis=-1, keepdims=True), begin + base
+            product = (digit[..., :, None] * product[..., None, :]).reshape(*lead, -1)
         ids = np.argsort(-product, axis=-1, kind="stable")[..., : layer.top_k]
         weights = np.take_along_axis(product, ids, axis=-1)
         if layer.renormalise:

@@ -16,6 +16,13 @@ topk = jax.jit(ops.product_topk, static_argnums=(1, 2))
 
 def products(logits, base, temperature=1.0):
     """Every weight of every slot, [..., S], by the outer product of all digits; float64."""
+    if not isinstance(base, int):
+        table, first = np.ones((*logits.shape[:-1], 1)), 0
+        for values in base:
+            digit = products(logits[..., first : first + values], values)
+            table = (digit[..., :, None] * table[..., None, :]).reshape(*table.shape[:-1], -1)
+            first += values
+        return table
     scores = np.asarray(logits, np.float64)
     scores = scores.reshape(*scores.shape[:-1], -1, base)
     scores = scores / np.asarray(temperature, np.float64)[..., None]
@@ -56,6 +63,15 @@ def test_equal_weights_go_to_the_smaller_slot(digits, base, k):
     assert k == base**digits or np.mean(ordered[..., -k] == ordered[..., -k - 1]) > 0.5
     found = topk(jnp.asarray(logits, jnp.float32), base, k).ids
     np.testing.assert_array_equal(found, best(total, k))
+
+
+@pytest.mark.parametrize("bases", ((8, 8, 16), (16, 2, 2, 2, 8), (3, 5)))
+@pytest.mark.parametrize("k", (1, 8, 15))
+def test_a_base_for_each_digit(x64, k, bases):
+    logits = np.random.default_rng(k).standard_normal((2, 3, 2, sum(bases)))
+    address, table = topk(logits, bases, k), products(logits, bases)
+    np.testing.assert_array_equal(address.ids, best(table, k))
+    assert_close(address.weights, np.take_along_axis(table, best(table, k), -1), np.float64)
 
 
 def test_no_preference_addresses_the_first_slots():
@@ -160,6 +176,10 @@ def test_cyclic_shift(num_slots):
         (0, 4, 8, "logits: found width 0"),
         (20, 1, 8, "base: found 1, wanted an integer >= 2"),
         (64, 4, 8, "logits: found 16 digits of base 4, .* 2147483647"),
+        (9, (4, 4), 8, r"logits: found width 9, wanted 8, sum of \(4, 4\)"),
+        (8, (4, 4), 17, r"k: found 17 .* at most the 16 slots of 2 digits of base \(4, 4\)"),
+        (8, (7, 1), 2, "base: found 1, wanted an integer >= 2"),
+        (0, (), 2, "logits: found width 0"),
         (62, 2, 8, "logits: found 31 digits of base 2, .* 2147483647"),
     ),
 )

@@ -99,7 +99,7 @@ def assert_sums_equal(found, wanted):
 
 
 def test_imbalance_is_zero_for_even_use_and_leaves_padding_out():
-    even = jnp.zeros((1, 3, 2, 2, 4))
+    even = jnp.zeros((1, 3, 2, 4))
     one_value = even.at[..., 0].set(100.0)
     assert float(imbalance(even, None)) == 0
     np.testing.assert_allclose(imbalance(one_value, None), 3, **tolerance(jnp.float32))

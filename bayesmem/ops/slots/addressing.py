@@ -1,6 +1,8 @@
 """Which slots a token addresses: product softmax, exact top-K, and the cyclic shift (CAPE)."""
 
 import functools
+import math
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +19,7 @@ MOST_SLOTS = 2**31 - 1
 
 def product_topk(
     logits: DigitLogits,
-    base: int = 4,
+    base: int | Sequence[int] = 4,
     k: int = 8,
     temperature: float | jax.Array = 1.0,
 ) -> SlotAddress:
@@ -32,7 +34,8 @@ def product_topk(
 
     Args:
       logits: [B, T, H, U * base], digit 0, the least significant, first.
-      base: values of a digit.
+      base: values of a digit; or of each of the U digits, for S = their product and logits
+        [B, T, H, sum of them].
       k: K, slots to address.
       temperature: scalar, [H] or [H, U], > 0.
 
@@ -49,12 +52,12 @@ def product_topk(
     require_floating("logits", logits)
     require_floating("temperature", temperature)
     require_shape("logits", logits, {}, "B T H U*base")
-    digits = _digits(logits.shape[3], base, k)
-    sizes = {"H": logits.shape[2], "U": digits}
+    bases = _bases(logits.shape[3], base, k)
+    sizes = {"H": logits.shape[2], "U": len(bases)}
     require_shape("temperature", temperature, sizes, "", "H", "H U")
     require_values("logits", logits, lambda x: x < np.inf, "logits < inf, and no NaN")
     require_values("temperature", temperature, lambda x: x > 0, "temperature > 0")
-    return _product_topk(logits, temperature, base, k)
+    return _product_topk(logits, temperature, bases, k)
 
 
 def cyclic_shift(address: SlotAddress, positions: Positions, num_slots: int) -> SlotAddress:
@@ -87,57 +90,75 @@ def require_slots(num_slots: int) -> None:
         raise ValueError(f"num_slots: found {num_slots!r}, wanted an integer in 1..{MOST_SLOTS}")
 
 
-def _digits(width: int, base: int, k: int) -> int:
-    """Returns U, after all checks of the numbers."""
-    for name, value, least in (("base", base, 2), ("k", k, 1)):
+def _bases(width: int, base: int | Sequence[int], k: int) -> tuple[int, ...]:
+    """Returns the values of each digit, after all checks of the numbers."""
+    each = not isinstance(base, int)
+    for name, value, least in (
+        *(("base", one, 2) for one in (base if each else (base,))),
+        ("k", k, 1),
+    ):
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise ValueError(f"{name}: found {value!r}, wanted an integer >= {least}")
-    if width < 1 or width % base:
+    if each:
+        bases = tuple(base)
+        if not bases or width != sum(bases):
+            raise ValueError(f"logits: found width {width}, wanted {sum(bases)}, sum of {bases}")
+    elif width < 1 or width % base:
         raise ValueError(f"logits: found width {width}, wanted a multiple of base={base}")
-    digits = width // base
-    if base**digits > MOST_SLOTS:
+    else:
+        bases = (base,) * (width // base)
+    slots = math.prod(bases)
+    if slots > MOST_SLOTS:
         raise ValueError(
-            f"logits: found {digits} digits of base {base}, which are more slots than "
+            f"logits: found {len(bases)} digits of base {base}, which are more slots than "
             f"{MOST_SLOTS}, the largest int32"
         )
-    if k > base**digits:
+    if k > slots:
         raise ValueError(
-            f"k: found {k} slots to address, wanted at most the {base**digits} slots of {digits} "
+            f"k: found {k} slots to address, wanted at most the {slots} slots of {len(bases)} "
             f"digits of base {base}"
         )
-    return digits
+    return bases
 
 
-@functools.partial(jax.jit, static_argnames=("base", "k"))
-def _product_topk(logits: jax.Array, temperature: jax.Array, base: int, k: int) -> SlotAddress:
+@functools.partial(jax.jit, static_argnames=("bases", "k"))
+def _product_topk(
+    logits: jax.Array, temperature: jax.Array, bases: tuple[int, ...], k: int
+) -> SlotAddress:
     """Scores the digits, searches, and gives the found slots their weights."""
-    digits = logits.shape[3] // base
     dtype = compute_dtype(logits, temperature)
-    scores = logits.astype(dtype).reshape(*logits.shape[:3], digits, base)
-    over = temperature.reshape(*temperature.shape, *(1,) * (3 - temperature.ndim))
-    scores = scores / (over if temperature.ndim else temperature).astype(dtype)
-    ids = _search(jax.lax.stop_gradient(scores), k)
-    powers = base ** jnp.arange(digits, dtype=jnp.int32)
-    values = ids[..., None, :] // powers[:, None] % base
-    chosen = jnp.take_along_axis(jax.nn.log_softmax(scores, axis=-1), values, axis=-1)
-    return SlotAddress(ids, jnp.exp(jnp.sum(chosen, axis=-2)))
+    if temperature.ndim == 1:
+        temperature = temperature[:, None]
+    temperature = jnp.broadcast_to(temperature, (logits.shape[2], len(bases))).astype(dtype)
+    ends = np.cumsum(bases)[:-1]
+    scores = [
+        part / temperature[:, digit, None]
+        for digit, part in enumerate(jnp.split(logits.astype(dtype), ends, axis=-1))
+    ]
+    ids = _search([jax.lax.stop_gradient(part) for part in scores], k)
+    log_weight, rest = 0.0, ids
+    for part, base in zip(scores, bases, strict=True):
+        value = rest % base
+        log_weight += jnp.take_along_axis(jax.nn.log_softmax(part, axis=-1), value, axis=-1)
+        rest = rest // base
+    return SlotAddress(ids, jnp.exp(log_weight))
 
 
-def _search(scores: jax.Array, k: int) -> jax.Array:
-    """Finds the K largest sums of one score a digit: scores [..., U, base] -> ids [..., K].
+def _search(scores: Sequence[jax.Array], k: int) -> jax.Array:
+    """Finds the K largest sums of one score a digit: U scores [..., base] -> ids [..., K].
 
     All extensions of a prefix gain from the digits to come what those of any other gain, so the
     best K of all are extensions of the best K prefixes. Prefixes start at the most significant
     digit and are kept in the order of their numbers; then places are in the order of slot numbers,
     and `top_k`, which prefers the first of equals, prefers the smaller number.
     """
-    digits, base = scores.shape[-2:]
-    scores = scores - jnp.max(scores, axis=-1, keepdims=True)
-    scores = jnp.where(scores == 0, 0.0, scores)  # for `top_k`, -0 is less than 0
-    ids = jnp.zeros((*scores.shape[:-2], 1), jnp.int32)
-    total = jnp.zeros(ids.shape, scores.dtype)
-    for digit in reversed(range(digits)):
-        total = total[..., :, None] + scores[..., digit, None, :]
+    ids = jnp.zeros((*scores[0].shape[:-1], 1), jnp.int32)
+    total = jnp.zeros(ids.shape, scores[0].dtype)
+    for digit, score in reversed(list(enumerate(scores))):
+        score = score - jnp.max(score, axis=-1, keepdims=True)
+        score = jnp.where(score == 0, 0.0, score)  # for `top_k`, -0 is less than 0
+        base = score.shape[-1]
+        total = total[..., :, None] + score[..., None, :]
         ids = ids[..., :, None] * base + jnp.arange(base, dtype=jnp.int32)
         flat = (*total.shape[:-2], total.shape[-2] * base)
         total, ids = total.reshape(flat), ids.reshape(flat)
