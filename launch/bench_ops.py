@@ -1,16 +1,21 @@
 """Times every form of every op: `python -m launch.bench_ops --suite=cpu --output=FILE.json`.
 
-Forms of an op take turns in one run, so their ratios hold where absolute times do not. Prints a
-table and, with --output, writes its rows as JSON.
+Forms take turns in one run, so their ratios hold where absolute times do not. Prints a table and,
+with --output, writes its rows as JSON. On a GPU, `--suite=gpu --peers=fla` also times the kernels
+of flash-linear-attention on the same inputs (`pip install -e '.[peers]'`).
 """
 
 import json
+import os
 import sys
 from pathlib import Path
 
 from absl import app, flags, logging
 
-from bayesmem.evaluate.speed import bench_ops, format_rows
+from bayesmem.evaluate.peers import PEERS
+from bayesmem.evaluate.speed import bench_ops
+from bayesmem.evaluate.speed_options import Options
+from bayesmem.evaluate.speed_table import format_rows
 from kernels_pallas.shapes import SUITES
 from launch.errors import short_errors
 
@@ -18,6 +23,15 @@ _SUITE = flags.DEFINE_enum("suite", "cpu", sorted(SUITES), "Shapes of kernels_pa
 _REPEATS = flags.DEFINE_integer("repeats", 20, "Timed calls of each form.", lower_bound=1)
 _CHUNK_SIZE = flags.DEFINE_integer(
     "chunk_size", None, "Tokens in a chunk; left out: what suits form and suite.", lower_bound=1
+)
+_OPS = flags.DEFINE_list("ops", [], "Only these ops, separated by commas.")
+_FORMS = flags.DEFINE_list("forms", [], "Only these forms.")
+_DTYPE = flags.DEFINE_enum(
+    "dtype", None, ["bfloat16", "float32"], "Of q, k and v; left out: what the suite has."
+)
+_PEERS = flags.DEFINE_list("peers", [], f"Other libraries to time too: {', '.join(PEERS)}.")
+_GRADIENT_ERRORS = flags.DEFINE_bool(
+    "gradient_errors", False, "Compare gradients with float64 too; takes time and memory."
 )
 _OUTPUT = flags.DEFINE_string("output", None, "JSON file to write; must not exist.")
 
@@ -30,14 +44,25 @@ def main(argv: list[str]) -> None:
     output = Path(_OUTPUT.value) if _OUTPUT.value else None
     if output is not None and output.exists():
         raise FileExistsError(f"--output: {output} exists already and is left as it is")
+    if _PEERS.value:  # JAX would take three quarters of the memory, and torch needs some
+        os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    options = Options(
+        repeats=_REPEATS.value,
+        chunk_size=_CHUNK_SIZE.value,
+        ops=_OPS.value,
+        forms=_FORMS.value,
+        dtype=_DTYPE.value,
+        peers=_PEERS.value,
+        gradient_errors=_GRADIENT_ERRORS.value,
+    )
     rows = []
-    for row in bench_ops(_SUITE.value, _REPEATS.value, _CHUNK_SIZE.value):
+    for row in bench_ops(_SUITE.value, options):
         rows.append(row)
         print(f"{row['op']} {row['implementation']} {row['mode']}", file=sys.stderr)
+        if output is not None:  # each time, for what comes later may fail
+            output.parent.mkdir(parents=True, exist_ok=True)
+            output.write_text(json.dumps(rows, indent=1) + "\n")
     print(format_rows(rows))
-    if output is not None:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        output.write_text(json.dumps(rows, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -63,7 +63,7 @@ def test_setup_reads_the_one_list(arguments):
     lines = (ROOT / "requirements.txt").read_text().splitlines()
     listed = [line for line in lines if line and not line.startswith("#")]
     extras = arguments["extras_require"]
-    assert set(extras) == {"test", "gpu", "wandb"}
+    assert set(extras) == {"test", "gpu", "wandb", "peers"}
     assert listed == arguments["install_requires"] + [r for found in extras.values() for r in found]
 
 

@@ -1,199 +1,252 @@
 """Time, memory and error of every form of every op, on the shapes of `kernels_pallas.shapes`."""
 
 import functools
-import time
-from collections.abc import Callable, Iterator
+import importlib.util
+import logging
+from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import version
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 import bayesmem
-from bayesmem import ops
-from kernels_pallas.shapes import CHUNK_SIZES, SLOT_SUITES, SUITES, Shape, SlotShape
+from bayesmem.evaluate import peers
+from bayesmem.evaluate.device_time import Race, loop_timer, milliseconds
+from bayesmem.evaluate.speed_counts import count_bytes, count_flops, roofline
+from bayesmem.evaluate.speed_inputs import (
+    OPS,
+    STATE,
+    Case,
+    caller,
+    draw_case,
+    exact_gradients,
+    gradients,
+    relative_error,
+)
+from bayesmem.evaluate.speed_options import Options, all_ops, check_options
+from kernels_pallas.shapes import CHUNK_SIZES, DTYPES, SLOT_SUITES, SUITES, Shape, SlotShape
+
+logger = logging.getLogger("bayesmem")
+
+AnyShape = Shape | SlotShape
 
 MODES = ("fwd", "fwd+bwd")
-OPS: dict[str, tuple[Callable[..., Any], tuple[str, ...]]] = {
-    "kalman_memory": (ops.kalman_memory, ("recurrent", "chunked", "associative")),
-    "delta_rule": (ops.delta_rule, ("recurrent", "chunked")),
-    "linear_attention": (ops.linear_attention, ("recurrent", "chunked")),
-    "slot_memory": (ops.slot_memory, ("recurrent", "touched", "segmented")),
-}
+STEP = "step"
+"""Mode of shapes of one token: the state goes in and out and is donated, as in decoding."""
+TOKENS = 64
+"""Tokens of one timed call in that mode, one after the other without waiting; times are a token's.
+
+A single call of a small program would measure whether JAX hands it to another thread.
+"""
 
 
-class _Race(NamedTuple):
-    """One compiled form, and its times in milliseconds."""
-
-    row: dict[str, Any]
-    program: Any
-    inputs: dict[str, jax.Array]
-    times: list[float]
-
-
-def bench_ops(
-    suite: str, repeats: int = 20, chunk_size: int | None = None
-) -> Iterator[dict[str, Any]]:
-    """Times all forms of all ops; forms of one op, shape and mode take turns.
+def bench_ops(suite: str, options: Options | None = None) -> Iterator[dict[str, Any]]:
+    """Times forms of ops; all that are timed at one shape and mode take turns.
 
     Args:
-      suite: a key of `kernels_pallas.shapes.SUITES`.
-      repeats: timed calls of each; the median and the spread are reported. Before each, one call is
-        not timed, so that no form pays for what the one before it left in memory.
-      chunk_size: tokens in a chunk of the chunk forms, or None for those of `CHUNK_SIZES`.
+      suite: a key of `kernels_pallas.shapes.SUITES`. Shapes of one token are timed as steps of
+        decoding, and all those shapes of an op take turns, so that their ratio holds.
+      options: None for all forms, 20 repeats.
 
     Yields:
-      One row a form and mode: op, implementation, mode, B, T, H, D, M (of the slot memory B, T, H,
-      S, K, M), chunk_size (None for forms without), dtype, wall_ms (median, host included),
-      wall_ms_low, wall_ms_high (quartiles), relative_error (of the output, forward only,
-      against the token recurrence in float64), peak_bytes (temporaries of the compiled program),
-      device, versions.
+      One row a form and mode: op, implementation (a form, or a peer's name), mode, B, T, H, D, M
+      (of the slot memory B, T, H, S, K, M), chunk_size (None for forms without), dtype, gpu_ms
+      (median, device alone; None without a GPU) with gpu_ms_low and gpu_ms_high (quartiles) and
+      gpu_ms_by (how it was measured), wall_ms, wall_ms_low, wall_ms_high (host included),
+      relative_error (of the output, against the token recurrence in float64 on the same inputs),
+      gradient_error (the largest of any input, first sequence of the batch; None unless asked for),
+      peak_bytes (inputs, outputs and temporaries), temp_bytes (temporaries alone; None for peers),
+      bytes and flops (the fewest, see `bayesmem.evaluate.speed_counts`), roofline (the least time
+      of this device over gpu_ms), note, device, versions. Numbers of a form that failed are None,
+      and `note` says why; a kernel that does not exist for the shape or device has no row.
 
     Raises:
-      ValueError: unknown suite, no repeats, or a chunk size below 1.
+      ValueError: unknown suite, op, form, dtype or peer, no repeats, or a chunk size below 1.
+      ImportError: a peer is not installed.
+      NotImplementedError: peers are asked for without a GPU.
     """
-    if suite not in SUITES:
-        raise ValueError(f"suite: found {suite!r}, wanted one of {', '.join(map(repr, SUITES))}")
-    if repeats < 1:
-        raise ValueError(f"repeats: found {repeats}, wanted at least 1")
-    if chunk_size is not None and chunk_size < 1:
-        raise ValueError(f"chunk_size: found {chunk_size}, wanted at least 1")
-    slots = [("slot_memory", shape) for shape in SLOT_SUITES[suite]]
-    memories = [name for name in OPS if name != "slot_memory"]
-    for name, shape in [(name, shape) for shape in SUITES[suite] for name in memories] + slots:
-        inputs = _inputs(name, shape)
-        exact = _exact(name, shape, inputs)
+    options = options or Options()
+    check_options(suite, options)
+    if options.peers:
+        peers.require(options.peers)
+    dtype = options.dtype or DTYPES.get(suite, "float32")
+    for cases in _groups(suite, options):
+        races: list[Race] = []
+        for name, shape, mode in cases:
+            case = draw_case(name, shape, dtype)
+            for build, row in _builders(suite, case, mode, options):
+                races.extend(_started(build, row, row["implementation"] in options.forms))
+        running = [race for race in races if race.run is not None]
+        for _ in range(options.repeats):
+            running = [race for race in running if _take_turn(race)]
+        for race in races:
+            yield _finished(race)
+
+
+def _groups(suite: str, options: Options) -> Iterator[list[tuple[str, AnyShape, str]]]:
+    """Yields what takes turns: lists of (op, shape, mode)."""
+    names = [op for op in all_ops(options) if not options.ops or op in options.ops]
+    memories = [name for name in names if name != "slot_memory"]
+    shape: AnyShape
+    for shape in SUITES[suite]:
+        timed = [
+            name
+            for name in memories
+            if name in OPS or any(peers.times(peer, name, shape) for peer in options.peers)
+        ]
         for mode in MODES:
-            races = []
-            for form in OPS[name][1]:
-                length = chunk_size or CHUNK_SIZES.get((suite, name, form), 64)
-                chunked = form != "recurrent" and name != "slot_memory"
-                call = _call(name, shape, form, length if chunked else None)
-                row = {"op": name, "implementation": form, "mode": mode, **shape._asdict()}
-                row["chunk_size"] = length if chunked else None
-                races.append(_compile(row, call, inputs, exact))
-            for _ in range(repeats):
-                for race in races:
-                    race.times.append(_milliseconds(race.program, race.inputs))
-            for race in races:
-                low, middle, high = np.percentile(race.times, (25, 50, 75))
-                times = {"wall_ms": middle, "wall_ms_low": low, "wall_ms_high": high}
-                yield race.row | {key: round(float(x), 4) for key, x in times.items()}
+            yield [(name, shape, mode) for name in timed]
+    if "slot_memory" in names:
+        slots: Sequence[AnyShape] = SLOT_SUITES[suite]
+        steps = [("slot_memory", shape, STEP) for shape in slots if shape.T == 1]
+        if steps:
+            yield steps
+        for shape in slots:
+            if shape.T > 1:
+                yield from ([("slot_memory", shape, mode)] for mode in MODES)
 
 
-def _call(
-    name: str, shape: Shape | SlotShape, form: str, chunk_size: int | None
-) -> Callable[[dict[str, jax.Array]], jax.Array]:
-    """Returns a function from the drawn inputs to the output of one form."""
-    op = OPS[name][0]
-    if not isinstance(shape, SlotShape):
-        sized = {} if chunk_size is None else {"chunk_size": chunk_size}
-        return lambda inputs: op(**inputs, **sized, implementation=form)[0]
-
-    def call(inputs):
-        write = ops.SlotAddress(inputs["write_ids"], inputs["write_weights"])
-        read = ops.SlotAddress(inputs["read_ids"], inputs["read_weights"])
-        given = {"num_slots": shape.S, "implementation": form}
-        return op(write, read, inputs["v"], inputs["forget"], **given)[0]
-
-    return call
-
-
-def _inputs(name: str, shape: Shape | SlotShape) -> dict[str, jax.Array]:
-    """Draws float32 inputs: unit keys, a decay a head near 1, moderate noise; random slots."""
-    rng = np.random.default_rng(0)
-    heads = (shape.B, shape.T, shape.H)
-    if isinstance(shape, SlotShape):
-        return _slot_inputs(rng, shape)
-    k = rng.standard_normal((*heads, shape.D))
-    drawn = {
-        "q": rng.standard_normal((*heads, shape.D)),
-        "k": k / np.linalg.norm(k, axis=-1, keepdims=True),
-        "v": rng.standard_normal((*heads, shape.M)),
-        "log_decay": -rng.exponential(0.05, heads),
-    }
-    if name == "kalman_memory":
-        drawn["process_var"] = rng.uniform(0.0, 0.1, heads)
-        drawn["obs_var"] = rng.uniform(0.05, 0.5, heads)
-    elif name == "delta_rule":
-        drawn["beta"] = rng.uniform(0.0, 1.0, heads)
-    return {key: jnp.asarray(x, jnp.float32) for key, x in drawn.items()}
+def _builders(
+    suite: str, case: Case, mode: str, options: Options
+) -> Iterator[tuple[Callable[[dict[str, Any]], Race], dict[str, Any]]]:
+    """Yields what makes a race of a row, and the row, for our forms and those of the peers."""
+    exact = None
+    if options.gradient_errors and mode == "fwd+bwd":
+        exact = functools.partial(exact_gradients, *case[:2], case.cotangent.dtype.name)
+    for form in OPS[case.name][1] if case.name in OPS else ():
+        if (options.forms and form not in options.forms) or (form, mode) == ("plain", STEP):
+            continue
+        chunked = form not in ("recurrent", "plain") and case.name != "slot_memory"
+        length = options.chunk_size or CHUNK_SIZES.get((suite, case.name, form), 64)
+        row = _row(case, form, mode) | {"chunk_size": length if chunked else None}
+        yield functools.partial(_build, case=case, exact=exact), row
+    for peer in options.peers:
+        if mode in MODES and peers.times(peer, case.name, case.shape):
+            yield functools.partial(peers.build, case=case, exact=exact), _row(case, peer, mode)
 
 
-def _slot_inputs(rng: np.random.Generator, shape: SlotShape) -> dict[str, jax.Array]:
-    """Draws values, gates and the addresses of random scores of binary digits (S = 2^U)."""
-    heads = (shape.B, shape.T, shape.H)
-    drawn = {"v": rng.standard_normal((*heads, shape.M)), "forget": rng.standard_normal(heads)}
-    inputs = {key: jnp.asarray(x, jnp.float32) for key, x in drawn.items()}
-    for side in ("write", "read"):
-        logits = rng.standard_normal((*heads, 2 * (shape.S.bit_length() - 1)))
-        address = ops.product_topk(jnp.asarray(logits, jnp.float32), base=2, k=shape.K)
-        inputs |= {f"{side}_ids": address.ids, f"{side}_weights": address.weights}
-    return inputs
-
-
-def _exact(name: str, shape: Shape | SlotShape, inputs: dict[str, jax.Array]) -> np.ndarray:
-    """The output of the token recurrence in float64."""
-    with jax.enable_x64(True):
-        wide = {
-            key: jnp.asarray(np.asarray(x, np.float64 if jnp.issubdtype(x, jnp.floating) else None))
-            for key, x in inputs.items()
-        }
-        return np.asarray(_call(name, shape, "recurrent", None)(wide))
-
-
-def _compile(row, forward, inputs, exact) -> _Race:
-    """Compiles one form and mode, and measures its memory and error."""
-    varied = {key: x for key, x in inputs.items() if jnp.issubdtype(x, jnp.floating)}
-
-    def loss(varied, inputs):
-        return jnp.sum(forward(inputs | varied))
-
-    def both(inputs):
-        return jax.value_and_grad(loss)({key: inputs[key] for key in varied}, inputs)
-
-    program = jax.jit(forward if row["mode"] == "fwd" else both).lower(inputs).compile()
-    memory = program.memory_analysis()
-    error = np.asarray(forward(inputs), np.float64) - exact
-    row |= {
-        "dtype": "float32",
-        "relative_error": float(np.linalg.norm(error) / np.linalg.norm(exact)),
-        "peak_bytes": int(memory.temp_size_in_bytes) if memory is not None else None,
+def _row(case: Case, form: str, mode: str) -> dict[str, Any]:
+    """All keys of a row, in order; what is not known yet is None."""
+    row = {"op": case.name, "implementation": form, "mode": mode, **case.shape._asdict()}
+    row |= {"chunk_size": None, "dtype": case.cotangent.dtype.name}
+    times = [f"{clock}_ms{end}" for clock in ("gpu", "wall") for end in ("", "_low", "_high")]
+    others = ("gpu_ms_by", "relative_error", "gradient_error", "peak_bytes", "temp_bytes")
+    row |= dict.fromkeys((*times, *others))
+    return row | {
+        "bytes": count_bytes(case.inputs, case.cotangent, case.shape, mode),
+        "flops": count_flops(case.name, case.shape, mode),
+        "roofline": None,
+        "note": None,
         "device": jax.devices()[0].device_kind,
-        "versions": versions(),
+        "versions": versions(form),
     }
-    return _Race(row, program, inputs, [])
 
 
-def _milliseconds(program: Any, inputs: dict[str, jax.Array]) -> float:
-    jax.block_until_ready(program(inputs))
-    begin = time.perf_counter()
-    jax.block_until_ready(program(inputs))
-    return 1e3 * (time.perf_counter() - begin)
+def _started(build, row: dict[str, Any], named: bool) -> list[Race]:
+    """Builds a race; what cannot run here is left out, what fails keeps its reason."""
+    label = f"{row['op']} {row['implementation']} {row['mode']}"
+    try:
+        return [build(row)]
+    except NotImplementedError as error:
+        if named:
+            logger.warning("%s is left out: %s", label, error)
+        return []
+    except RuntimeError as error:  # JAX and torch: no memory left, a kernel that fails
+        row["note"] = _reason(error)
+        logger.warning("%s failed: %s", label, row["note"])
+        return [Race(row, None, None, [], [])]
+
+
+def _reason(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+
+
+def _build(row: dict[str, Any], case: Case, exact) -> Race:
+    """Compiles one of our forms in one mode, and measures its memory and errors."""
+    call = caller(case.name, case.shape, row["implementation"], row["chunk_size"])
+    mode = row["mode"]
+    state = {key: x for key, x in case.inputs.items() if key in STATE}
+    rest = {key: x for key, x in case.inputs.items() if key not in state}
+    if mode == "fwd+bwd":
+        rest["cotangent"] = case.cotangent
+
+    def function(state, rest):
+        given = rest | state
+        if mode == "fwd+bwd":
+            cotangent = given.pop("cotangent")
+            return gradients(call, given, cotangent), state
+        output, new = call(given)
+        return output, new._asdict() if mode == STEP else state
+
+    program = jax.jit(function, donate_argnums=0).lower(state, rest).compile()
+    tokens = TOKENS if mode == STEP else 1
+    held = {key: jnp.array(x) for key, x in state.items()}  # the case keeps its own
+
+    def run():
+        nonlocal held
+        for _ in range(tokens):
+            outputs, held = program(held, rest)
+        return jax.block_until_ready(outputs)
+
+    outputs, held = program(held, rest)
+    output, found = outputs if mode == "fwd+bwd" else (outputs, {})
+    row["relative_error"] = relative_error(output, case.exact)
+    if exact is not None:
+        row["gradient_error"] = gradient_error(found, exact())
+    memory = program.memory_analysis()
+    if memory is not None:
+        row["temp_bytes"] = int(memory.temp_size_in_bytes)
+        live = memory.argument_size_in_bytes + memory.output_size_in_bytes
+        row["peak_bytes"] = int(live - memory.alias_size_in_bytes) + row["temp_bytes"]
+    if jax.default_backend() != "gpu":
+        return Race(row, run, None, [], [])
+    row["gpu_ms_by"] = "loop"
+    run()
+    wall = milliseconds(run) / tokens
+    state = {key: jnp.array(x) for key, x in state.items()}
+    return Race(row, run, loop_timer(function, state, rest, wall), [], [])
+
+
+def gradient_error(found: dict[str, Any], exact: dict[str, np.ndarray]) -> float:
+    """Returns the largest relative error of any input's gradient, for the first sequence."""
+    return max(relative_error(found[key][:1], exact[key]) for key in exact)
+
+
+def _take_turn(race: Race) -> bool:
+    """Times one call of a race; says whether it can take another turn."""
+    assert race.run is not None
+    tokens = TOKENS if race.row["mode"] == STEP else 1
+    try:
+        race.run()
+        race.wall.append(milliseconds(race.run) / tokens)
+        if race.device_ms is not None:
+            race.device.append(race.device_ms())
+    except RuntimeError as error:  # no memory left beside the others
+        race.row["note"] = _reason(error)
+        return False
+    return True
+
+
+def _finished(race: Race) -> dict[str, Any]:
+    row = race.row
+    for clock, times in (("wall", race.wall), ("gpu", race.device)):
+        if times:
+            found = np.percentile(times, (50, 25, 75))
+            for end, x in zip(("", "_low", "_high"), found, strict=True):
+                row[f"{clock}_ms{end}"] = round(float(x), 4)
+    row["roofline"] = roofline(row)
+    if row["note"] is None and (row["roofline"] or 0) > 1:
+        row["note"] = "faster than this device can be: the time or the count is wrong"
+    return row
 
 
 @functools.cache
-def versions() -> dict[str, str]:
-    """Returns the versions of what was measured."""
-    return {"bayesmem": bayesmem.__version__} | {p: version(p) for p in ("jax", "jaxlib", "numpy")}
-
-
-def format_rows(rows: list[dict[str, Any]]) -> str:
-    """Returns a table of rows, each time also as a multiple of the token recurrence's."""
-    lines = [
-        f"{'op':17}{'form':12}{'mode':9}{'B T H D (or S K) M':>21}{'chunk':>6}{'ms':>10}"
-        f"{'speedup':>9}{'error':>10}{'peak MB':>9}"
-    ]
-    slowest: dict[tuple[Any, ...], float] = {}
-    for row in rows:
-        sizes = " ".join(str(row[axis]) for axis in "BTHDSKM" if axis in row)
-        key = (row["op"], row["mode"], sizes)
-        base = slowest.setdefault(key, row["wall_ms"])
-        peak = "-" if row["peak_bytes"] is None else f"{row['peak_bytes'] / 1e6:.1f}"
-        lines.append(
-            f"{row['op']:17}{row['implementation']:12}{row['mode']:9}{sizes:>21}"
-            f"{row['chunk_size'] or '-':>6}{row['wall_ms']:10.2f}"
-            f"{base / row['wall_ms']:8.1f}x{row['relative_error']:10.1e}{peak:>9}"
-        )
-    return "\n".join(lines)
+def versions(implementation: str = "") -> dict[str, str]:
+    """Returns the versions of what was measured, with those of the packages of its form."""
+    found = {"bayesmem": bayesmem.__version__}
+    found |= {name: version(name) for name in ("jax", "jaxlib", "numpy")}
+    if implementation == "triton" and importlib.util.find_spec("triton"):
+        found |= {name: version(name) for name in ("triton", "jax-triton")}
+    return found | peers.versions(implementation)

@@ -176,7 +176,7 @@ def test_cyclic_shift(num_slots):
         (0, 4, 8, "logits: found width 0"),
         (20, 1, 8, "base: found 1, wanted an integer >= 2"),
         (64, 4, 8, "logits: found 16 digits of base 4, .* 2147483647"),
-        (9, (4, 4), 8, r"logits: found width 9, wanted 8, sum of \(4, 4\)"),
+        (9, (4, 4), 8, r"logits: found width 9, wanted 8, sum of base=\(4, 4\)"),
         (8, (4, 4), 17, r"k: found 17 .* at most the 16 slots of 2 digits of base \(4, 4\)"),
         (8, (7, 1), 2, "base: found 1, wanted an integer >= 2"),
         (0, (), 2, "logits: found width 0"),

@@ -92,21 +92,18 @@ def require_slots(num_slots: int) -> None:
 
 def _bases(width: int, base: int | Sequence[int], k: int) -> tuple[int, ...]:
     """Returns the values of each digit, after all checks of the numbers."""
-    each = not isinstance(base, int)
-    for name, value, least in (
-        *(("base", one, 2) for one in (base if each else (base,))),
-        ("k", k, 1),
-    ):
+    given = (base,) if isinstance(base, int) else tuple(base)
+    for name, value, least in (*(("base", one, 2) for one in given), ("k", k, 1)):
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise ValueError(f"{name}: found {value!r}, wanted an integer >= {least}")
-    if each:
-        bases = tuple(base)
-        if not bases or width != sum(bases):
-            raise ValueError(f"logits: found width {width}, wanted {sum(bases)}, sum of {bases}")
-    elif width < 1 or width % base:
-        raise ValueError(f"logits: found width {width}, wanted a multiple of base={base}")
+    if isinstance(base, int):
+        if width < 1 or width % base:
+            raise ValueError(f"logits: found width {width}, wanted a multiple of base={base}")
+        bases = given * (width // base)
+    elif given and width == sum(given):
+        bases = given
     else:
-        bases = (base,) * (width // base)
+        raise ValueError(f"logits: found width {width}, wanted {sum(given)}, sum of base={given}")
     slots = math.prod(bases)
     if slots > MOST_SLOTS:
         raise ValueError(
@@ -136,10 +133,10 @@ def _product_topk(
         for digit, part in enumerate(jnp.split(logits.astype(dtype), ends, axis=-1))
     ]
     ids = _search([jax.lax.stop_gradient(part) for part in scores], k)
-    log_weight, rest = 0.0, ids
+    log_weight, rest = jnp.zeros(ids.shape, dtype), ids
     for part, base in zip(scores, bases, strict=True):
         value = rest % base
-        log_weight += jnp.take_along_axis(jax.nn.log_softmax(part, axis=-1), value, axis=-1)
+        log_weight = log_weight + jnp.take_along_axis(jax.nn.log_softmax(part, axis=-1), value, axis=-1)
         rest = rest // base
     return SlotAddress(ids, jnp.exp(log_weight))
 
