@@ -13,7 +13,7 @@ import numpy as np
 
 import bayesmem
 from bayesmem.evaluate import peers
-from bayesmem.evaluate.device_time import Race, loop_timer, milliseconds
+from bayesmem.evaluate.device_time import Race, loop_timer, milliseconds, repeated
 from bayesmem.evaluate.speed_counts import count_bytes, count_flops, roofline
 from bayesmem.evaluate.speed_inputs import (
     OPS,
@@ -36,9 +36,9 @@ MODES = ("fwd", "fwd+bwd")
 STEP = "step"
 """Mode of shapes of one token: the state goes in and out and is donated, as in decoding."""
 TOKENS = 64
-"""Tokens of one timed call in that mode, one after the other without waiting; times are a token's.
+"""Tokens of one timed call in that mode, one after the other in one program; times are a token's.
 
-A single call of a small program would measure whether JAX hands it to another thread.
+A call of a program this small would measure whether JAX hands it to another thread.
 """
 
 
@@ -180,17 +180,16 @@ def _build(row: dict[str, Any], case: Case, exact) -> Race:
         output, new = call(given)
         return output, new._asdict() if mode == STEP else state
 
+    def start():
+        return {key: jnp.array(x) for key, x in state.items()}  # donated; the case keeps its own
+
     program = jax.jit(function, donate_argnums=0).lower(state, rest).compile()
-    tokens = TOKENS if mode == STEP else 1
-    held = {key: jnp.array(x) for key, x in state.items()}  # the case keeps its own
-
-    def run():
-        nonlocal held
-        for _ in range(tokens):
-            outputs, held = program(held, rest)
-        return jax.block_until_ready(outputs)
-
-    outputs, held = program(held, rest)
+    tokens, run = 1, functools.partial(_wait, program, {}, rest)
+    if mode == STEP:
+        tokens = TOKENS
+        many = jax.jit(repeated(function, TOKENS), donate_argnums=0).lower(state, rest).compile()
+        run = functools.partial(_go_on, many, [start()], rest)
+    outputs, _ = program(start(), rest)
     output, found = outputs if mode == "fwd+bwd" else (outputs, {})
     row["relative_error"] = relative_error(output, case.exact)
     if exact is not None:
@@ -205,8 +204,18 @@ def _build(row: dict[str, Any], case: Case, exact) -> Race:
     row["gpu_ms_by"] = "loop"
     run()
     wall = milliseconds(run) / tokens
-    state = {key: jnp.array(x) for key, x in state.items()}
-    return Race(row, run, loop_timer(function, state, rest, wall), [], [])
+    return Race(row, run, loop_timer(function, start(), rest, wall), [], [])
+
+
+def _wait(program, state, rest) -> None:
+    jax.block_until_ready(program(state, rest))
+
+
+def _go_on(program, states: list[Any], rest) -> None:
+    """Runs tokens from the state in `states`, and puts the one after them there."""
+    state, number = program(states.pop(), rest)
+    jax.block_until_ready(number)
+    states.append(state)
 
 
 def gradient_error(found: dict[str, Any], exact: dict[str, np.ndarray]) -> float:

@@ -17,6 +17,7 @@ from bayesmem.layers.linear import linear, parameter
 from bayesmem.layers.norm import RMSNorm
 from bayesmem.layers.options import default_head_dim, require_choice, require_positive
 from bayesmem.layers.rotary import document_positions, next_position
+from bayesmem.layers.short_convolution import ShortConvolution, Window
 from bayesmem.ops.segments import valid_steps
 
 RETENTIONS = ("gsu", "pdma")
@@ -46,6 +47,8 @@ class RamNet(nn.Module):
       output_norm: whether each head's read is normalised.
       renormalise: whether the K weights of an address are scaled to the sum 1.
       balance: weight of a loss that spreads addresses evenly over the slots; 0 for none.
+      conv_size: taps of a short convolution on values and digit scores, which the paper does not
+        have; 0 for none.
       initial_temperature: of the digits' softmaxes; a learned factor a head and digit.
       initial_gate: bias of g; the gate starts near open.
       initial_forget: bias of gamma; above 0, so that early writes fade fast.
@@ -67,6 +70,7 @@ class RamNet(nn.Module):
     output_norm: bool = True
     renormalise: bool = False
     balance: float = 0.0
+    conv_size: int = 0
     initial_temperature: float = 2.2
     initial_gate: float = 2.0
     initial_forget: float = 1.0
@@ -87,6 +91,8 @@ class RamNet(nn.Module):
                 f"{self.digits}, wanted a base for each digit"
             )
         require_positive(**{f"base of digit {u}": base for u, base in enumerate(self.bases)})
+        if self.conv_size != 0:
+            require_positive(conv_size=self.conv_size)
         _ = self.slot_width
         require_choice("retention", self.retention, RETENTIONS)
         if self.top_k > self.num_slots or self.num_slots >= 2**31:
@@ -130,7 +136,11 @@ class RamNet(nn.Module):
         shape = (batch, self.num_heads, self.num_slots)
         content = jnp.zeros((*shape, self.slot_width), jnp.float32)
         mass = jnp.full(shape, 1 / self.num_slots, jnp.float32)
-        return MixerState(ops.SlotState(content, mass), None, jnp.zeros(batch, jnp.int32))
+        window = None
+        if self.conv_size:
+            channels = self.num_heads * (self.slot_width + 2 * sum(self.bases))
+            window = jnp.zeros((batch, self.conv_size - 1, channels), jnp.float32)
+        return MixerState(ops.SlotState(content, mass), window, jnp.zeros(batch, jnp.int32))
 
     @nn.compact
     def __call__(
@@ -147,17 +157,15 @@ class RamNet(nn.Module):
         "losses" where `balance` is on.
         """
         check_input(x, self.width, segment_ids)
-        memory, _, offset = state or NO_STATE
+        memory, window, offset = state or NO_STATE
         if offset is None:
             offset = jnp.zeros(x.shape[0], jnp.int32)
         positions = document_positions(x.shape[:2], segment_ids, offset, positions)
         x = mask_padding(x, segment_ids)
-        lead = (*x.shape[:2], self.num_heads)
-        values = self.num_heads * self.slot_width
-        v = linear(values, HEAD_AXES, "value", dtype=self.dtype)(x).reshape(*lead, self.slot_width)
+        v, write, read, window = self._projections(x, window, segment_ids)
         o, memory = ops.slot_memory(
-            self._address("write", x, positions, segment_ids),
-            self._address("read", x, positions, segment_ids),
+            self._address("write", write, positions, segment_ids),
+            self._address("read", read, positions, segment_ids),
             v,
             self._forget(x),
             num_slots=self.num_slots,
@@ -169,11 +177,35 @@ class RamNet(nn.Module):
         if self.output_norm:
             o = RMSNorm(self.norm_eps, name="norm")(o)
         bias = nn.initializers.constant(self.initial_gate)
+        values = self.num_heads * self.slot_width
         gate = linear(values, HEAD_AXES, "gate", dtype=self.dtype, bias=bias)(x)
         y = o.reshape(*x.shape[:2], values) * nn.sigmoid(gate)
         y = mask_padding(y, segment_ids)
         y = linear(self.width, HEAD_AXES[::-1], "out", dtype=self.dtype)(y)
-        return y, MixerState(memory, None, next_position(positions, segment_ids, offset))
+        return y, MixerState(memory, window, next_position(positions, segment_ids, offset))
+
+    def _projections(
+        self, x: Hidden, window: Window | None, segment_ids: SegmentIds | None
+    ) -> tuple[jax.Array, jax.Array, jax.Array, Window | None]:
+        """Returns v [B, T, H, M], scores of two addresses [B, T, H, sum of bases], and the window."""
+        values, scores = self.num_heads * self.slot_width, self.num_heads * sum(self.bases)
+        bias = nn.initializers.normal(self.initial_address)
+        parts = [linear(values, HEAD_AXES, "value", dtype=self.dtype)(x)]
+        for name in ("write", "read"):
+            project = linear(scores, ("embed", None), name, bias=bias)
+            parts.append(project(x.astype(jnp.float32)))
+        if self.conv_size:
+            joined = jnp.concatenate([part.astype(jnp.float32) for part in parts], axis=-1)
+            joined, window = ShortConvolution(self.conv_size, name="conv")(
+                joined, window, segment_ids
+            )
+            parts = jnp.split(joined, (values, values + scores), axis=-1)
+        sizes = (self.slot_width, sum(self.bases), sum(self.bases))
+        v, write, read = (
+            part.reshape(*x.shape[:2], self.num_heads, size)
+            for part, size in zip(parts, sizes, strict=True)
+        )
+        return v.astype(self.dtype), write, read, window
 
     def _forget(self, x: Hidden) -> jax.Array:
         """Returns gamma [B, T, H] float32; of any sign, but not for "pdma"."""
@@ -182,13 +214,9 @@ class RamNet(nn.Module):
         return nn.softplus(raw) if self.retention == "pdma" else raw
 
     def _address(
-        self, name: str, x: Hidden, positions: Positions, segment_ids: SegmentIds | None
+        self, name: str, logits: jax.Array, positions: Positions, segment_ids: SegmentIds | None
     ) -> ops.SlotAddress:
-        """Returns the K slots and weights [B, T, H, K] of one of a token's two addresses."""
-        scores = sum(self.bases)
-        bias = nn.initializers.normal(self.initial_address)
-        project = linear(self.num_heads * scores, ("embed", None), name, bias=bias)
-        logits = project(x.astype(jnp.float32)).reshape(*x.shape[:2], self.num_heads, scores)
+        """Returns K slots and weights [B, T, H, K] of an address from its scores [B, T, H, ...]."""
         zeros, shape = nn.initializers.zeros_init(), (self.num_heads, self.digits)
         factor = parameter(self, f"{name}_temperature", zeros, (None, None), shape)
         temperature = self.initial_temperature * jnp.exp(factor)

@@ -48,7 +48,7 @@ PINNED: dict[str, int] = {
     "mqar:retnet": 57_600,
     "mqar:gla": 61_824,
     "mqar:mamba2": 59_404,
-    "mqar:ramnet": 52_044,
+    "mqar:ramnet": 64_504,
     "mqar:attention": 49_344,
     "mqar:bayesian,base": 50_320,
     "mqar:bayesian,update": 50_320,

@@ -72,6 +72,7 @@ CASES = {
             "digits": 2,
             "base": (4, 3),
             "top_k": 9,
+            "conv_size": 3,
             "cape_share": 1.0,
             "retention": "pdma",
             "output_norm": False,

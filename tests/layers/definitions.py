@@ -29,14 +29,19 @@ def rms_norm(params, x):
     return x / np.sqrt(np.mean(x**2, axis=-1, keepdims=True) + 1e-5) * params["scale"]
 
 
-def heads(params, x, layout, silu_after):
-    """Queries, keys and values [B, T, heads, size], with the convolution where there is one."""
-    parts = [dense(params[name], x) for name in ("query", "key", "value")]
-    joined = np.concatenate(parts, axis=-1)
+def convolved(params, x, names):
+    """Projections side by side, with the convolution where there is one."""
+    joined = np.concatenate([dense(params[name], x) for name in names], axis=-1)
     if "conv" in params:
         kernel = params["conv"]["kernel"]
         history = np.pad(joined, ((0, 0), (len(kernel) - 1, 0), (0, 0)))
         joined = sum(tap * history[:, i : i + x.shape[1]] for i, tap in enumerate(kernel))
+    return joined
+
+
+def heads(params, x, layout, silu_after):
+    """Queries, keys and values [B, T, heads, size]."""
+    joined = convolved(params, x, ("query", "key", "value"))
     if silu_after:
         joined = silu(joined)
     keys = layout.key_heads * layout.key_dim
@@ -178,9 +183,12 @@ def ramnet(layer, params, x):
     lead, slots = (*x.shape[:2], layer.num_heads), np.prod(bases)
     moving = np.arange(layer.num_heads) < round(layer.cape_share * layer.num_heads)
     time = np.arange(x.shape[1])[None, :, None, None]
-    addresses = []
-    for name in ("write", "read"):
-        scores = dense(params[name], x).reshape(*lead, -1)
+    addresses, sizes = [], [lead[2] * layer.slot_width, lead[2] * sum(bases)]
+    v, *parts = np.split(
+        convolved(params, x, ("value", "write", "read")), np.cumsum(sizes), axis=-1
+    )
+    for name, scores in zip(("write", "read"), parts, strict=True):
+        scores = scores.reshape(*lead, -1)
         tau = layer.initial_temperature * np.exp(params[f"{name}_temperature"])
         product, begin = np.ones((*lead, 1)), 0
         for u, base in enumerate(bases):  # a later digit counts more
@@ -192,7 +200,7 @@ def ramnet(layer, params, x):
         if layer.renormalise:
             weights = weights / weights.sum(axis=-1, keepdims=True)
         addresses += [np.where(moving[:, None], (ids - time) % slots, ids), weights]
-    v = dense(params["value"], x).reshape(*lead, -1)
+    v = v.reshape(*lead, -1)
     forget = dense(params["forget"], x)
     if layer.retention == "pdma":
         forget = softplus(forget)

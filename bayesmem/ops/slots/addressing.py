@@ -136,7 +136,9 @@ def _product_topk(
     log_weight, rest = jnp.zeros(ids.shape, dtype), ids
     for part, base in zip(scores, bases, strict=True):
         value = rest % base
-        log_weight = log_weight + jnp.take_along_axis(jax.nn.log_softmax(part, axis=-1), value, axis=-1)
+        log_weight = log_weight + jnp.take_along_axis(
+            jax.nn.log_softmax(part, axis=-1), value, axis=-1
+        )
         rest = rest // base
     return SlotAddress(ids, jnp.exp(log_weight))
 
