@@ -187,7 +187,7 @@ class RamNet(nn.Module):
     def _projections(
         self, x: Hidden, window: Window | None, segment_ids: SegmentIds | None
     ) -> tuple[jax.Array, jax.Array, jax.Array, Window | None]:
-        """Returns v [B, T, H, M], scores of two addresses [B, T, H, sum of bases], and the window."""
+        """Returns v [B, T, H, M], scores of both addresses [B, T, H, sum of bases], the window."""
         values, scores = self.num_heads * self.slot_width, self.num_heads * sum(self.bases)
         bias = nn.initializers.normal(self.initial_address)
         parts = [linear(values, HEAD_AXES, "value", dtype=self.dtype)(x)]
