@@ -33,6 +33,8 @@ logger = logging.getLogger("bayesmem")
 AnyShape = Shape | SlotShape
 
 MODES = ("fwd", "fwd+bwd")
+NO_STEP = ("touched", "segmented", "plain")
+"""Forms that are not meant for one token."""
 STEP = "step"
 """Mode of shapes of one token: the state goes in and out and is donated, as in decoding."""
 TOKENS = 64
@@ -116,7 +118,9 @@ def _builders(
     if options.gradient_errors and mode == "fwd+bwd":
         exact = functools.partial(exact_gradients, *case[:2], case.cotangent.dtype.name)
     for form in OPS[case.name][1] if case.name in OPS else ():
-        if (options.forms and form not in options.forms) or (form, mode) == ("plain", STEP):
+        if options.forms and form not in options.forms:
+            continue
+        if mode == STEP and form in NO_STEP:
             continue
         chunked = form not in ("recurrent", "plain") and case.name != "slot_memory"
         length = options.chunk_size or CHUNK_SIZES.get((suite, case.name, form), 64)

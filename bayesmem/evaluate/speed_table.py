@@ -16,12 +16,14 @@ Made by `python -m launch.results` from the files of `docs/results` that
 `python -m launch.bench_ops` wrote; all that is in one table took turns in one run, so ratios hold
 where absolute times do not.
 
+Columns of which a table knows nothing are left out.
+
 - **gpu ms**: median time of a call on the device alone; **wall ms**: of a call from the host and
   back, with the quartiles in brackets.
 - **gain**: wall time of the token recurrence over this one.
 - **error**: relative, of the output against the token recurrence in float64 on the same inputs;
   **gradient error**: the largest of any input's gradient, likewise.
-- **peak MB**: inputs, outputs and temporaries.
+- **peak MB**: inputs, outputs and temporaries; **temp MB**: temporaries alone.
 - **roofline**: the least time for the bytes and FLOP counted, by the rates that this device reached
   when measured, over the gpu time.
 """
@@ -97,6 +99,7 @@ def _table(rows: Sequence[Row]) -> str:
     column("error", (_number(row["relative_error"], ".1e") for row in rows))
     column("gradient error", (_number(row.get("gradient_error"), ".1e") for row in rows))
     column("peak MB", (_number(_peak(row), ".0f", 1e-6) for row in rows))
+    column("temp MB", (_number(row.get("temp_bytes"), ".0f", 1e-6) for row in rows))
     column("roofline", (_number(row.get("roofline"), ".1%") for row in rows))
     column("note", (row.get("note") or "-" for row in rows))
     lines = [columns.keys(), ["---"] * len(columns), *zip(*columns.values(), strict=True)]

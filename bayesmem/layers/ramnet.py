@@ -42,7 +42,8 @@ class RamNet(nn.Module):
       digits: U, digits of an address.
       base: values of a digit, or one number for each digit; then S is their product.
       top_k: K, slots that a token writes, and slots that it reads; at most S.
-      cape_share: share of the heads, the first ones, whose addresses move with the position.
+      cape_share: share of the heads, the first ones, whose addresses move with the position; their
+        number is rounded, a half to the even one.
       retention: "gsu", or "pdma" of the paper's first version.
       output_norm: whether each head's read is normalised.
       renormalise: whether the K weights of an address are scaled to the sum 1.
@@ -81,8 +82,8 @@ class RamNet(nn.Module):
 
     def __post_init__(self):
         """Checks the sizes."""
-        if not isinstance(self.base, int):
-            self.base = tuple(self.base)
+        if isinstance(self.base, Sequence) and not isinstance(self.base, str):
+            self.base = tuple(self.base)  # a list would make the layer unhashable
         super().__post_init__()
         require_positive(digits=self.digits, top_k=self.top_k)
         if len(self.bases) != self.digits:
@@ -90,9 +91,12 @@ class RamNet(nn.Module):
                 f"base, digits: found {len(self.bases)} bases {self.bases} and digits="
                 f"{self.digits}, wanted a base for each digit"
             )
-        require_positive(**{f"base of digit {u}": base for u, base in enumerate(self.bases)})
-        if self.conv_size != 0:
-            require_positive(conv_size=self.conv_size)
+        for base in self.bases:
+            if isinstance(base, bool) or not isinstance(base, int) or base < 2:
+                raise ValueError(f"base: found {base!r}, wanted a whole number >= 2")
+        whole = isinstance(self.conv_size, int) and not isinstance(self.conv_size, bool)
+        if not whole or self.conv_size < 0:
+            raise ValueError(f"conv_size: found {self.conv_size!r}, wanted a whole number >= 0")
         _ = self.slot_width
         require_choice("retention", self.retention, RETENTIONS)
         if self.top_k > self.num_slots or self.num_slots >= 2**31:
@@ -113,7 +117,7 @@ class RamNet(nn.Module):
     @property
     def bases(self) -> tuple[int, ...]:
         """Values of each digit, the least significant first."""
-        return (self.base,) * self.digits if isinstance(self.base, int) else tuple(self.base)
+        return self.base if isinstance(self.base, tuple) else (self.base,) * self.digits
 
     @property
     def num_slots(self) -> int:

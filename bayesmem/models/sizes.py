@@ -72,11 +72,11 @@ def size_table(rows: dict[str, ModelSizes]) -> str:
     """Returns a table of sizes, a row a model."""
     lines = [f"{'model':24}{'parameters':>14}{'state':>12}{'active':>12}{'FLOPs/token':>14}"]
     for name, sizes in rows.items():
-        numbers = (
-            f"{sizes.parameters / 1e6:.1f}M",
-            f"{sizes.state / 1e6:.1f}M",
-            f"{sizes.active / 1e6:.1f}M",
-            f"{sizes.flops / 1e9:.2f}G",
-        )
+        numbers = [*map(_short, sizes[:3])]
+        numbers.append(f"{sizes.flops / 1e9:.2f}G" if sizes.flops >= 1e8 else _short(sizes.flops))
         lines.append(f"{name:24}{numbers[0]:>14}{numbers[1]:>12}{numbers[2]:>12}{numbers[3]:>14}")
     return "\n".join(lines)
+
+
+def _short(number: int) -> str:
+    return f"{number / 1e6:.1f}M" if number >= 1e5 else f"{number / 1e3:.1f}K"

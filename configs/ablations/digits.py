@@ -6,7 +6,7 @@ Variants, joined by commas: "u5" (default, the recipe's own), "u4", "u3", "u2" o
 setting, "340m" (default), "lm" or "mqar", see `configs/ablations/setting.py`. Every variant sets
 1,024 slots, whatever the setting has.
 
-Fewer digits take more scores, one for each value of each digit: 20, 24, 24, 64 and 1,024 an
+Fewer digits take more scores, one for each value of each digit: 20, 24, 32, 64 and 1,024 an
 address, and as many columns of its projection; at 340M "u1" has 2.0B parameters. We know of no
 published numbers for it.
 """

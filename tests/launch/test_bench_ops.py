@@ -25,8 +25,7 @@ def test_rows_of_the_quick_suite(tmp_path):
     assert done.returncode == 0, done.stderr
     rows = json.loads(output.read_text())
     forms = [form for _, of_op in OPS.values() for form in of_op if form not in KERNELS]
-    slots = [form for form in OPS["slot_memory"][1] if form not in KERNELS]
-    assert len(rows) == 2 * len(forms) + len(slots) - 1  # no step of "plain"
+    assert len(rows) == 2 * len(forms) + 1  # a step is a matter of the token recurrence alone
     for row in rows:
         assert row["wall_ms"] > 0 and row["gpu_ms"] is row["roofline"] is row["note"] is None
         assert 0 < row["relative_error"] < tolerance(row["dtype"], length=row["T"])["rtol"]
@@ -42,7 +41,7 @@ def test_bfloat16_and_errors_of_gradients():
     chosen = {"ops": ["delta_rule", "slot_memory"], "forms": ["chunked", "touched"]}
     options = Options(1, dtype="bfloat16", gradient_errors=True, **chosen)
     rows = list(bench_ops("quick", options))
-    modes = ["fwd", "fwd+bwd", "step", "fwd", "fwd+bwd"]
+    modes = ["fwd", "fwd+bwd"] * 2
     assert [row["mode"] for row in rows] == modes
     for row in rows:
         assert row["dtype"] == "bfloat16"
@@ -73,10 +72,10 @@ def test_what_cannot_be_timed_is_named(suite, options, match):
 
 
 def test_only_some_ops_and_forms(caplog):
-    options = Options(2, ops=["slot_memory"], forms=["touched", "pallas"])
+    options = Options(2, ops=["slot_memory"], forms=["recurrent", "pallas"])
     rows = list(bench_ops("decode", options))
     assert [(row["S"], row["mode"]) for row in rows] == [(s, "step") for s in (256, 1024, 4096)]
-    assert {row["implementation"] for row in rows} == {"touched"}
+    assert {row["implementation"] for row in rows} == {"recurrent"}
     assert "slot_memory pallas step is left out: " in caplog.text
 
 

@@ -63,8 +63,9 @@ def slot_memory(
       implementation: "auto", "recurrent", "touched", "segmented", "pallas" or "triton".
 
     Returns:
-      o [B, T, H, M] in the dtype of v, and the state, float32 at least. One token costs the same at
-      any S, if the state is donated to the jitted caller.
+      o [B, T, H, M] in the dtype of v, and the state, float32 at least. With "recurrent", which
+      "auto" takes for up to 8 tokens, one token costs the same at any S, if the state is donated
+      to the jitted caller.
 
     Raises:
       ValueError: a rank, size, dtype or value does not fit; names the argument.
