@@ -150,7 +150,7 @@ def test_tables():
     assert "### B=8, T=2048, H=4, D=256, M=256, bfloat16" in page
     assert "gradient error |" not in page and "| note |" in page
     line = "| `kalman_memory` | pallas | fwd | 64 | 0.500 | 2.00 | 0.600 (0.500-0.700) | 10.0x |"
-    assert line + " 4.0e-03 | 200 | 50.0% | - |" in page
+    assert line + " 4.0e-03 | 200 | 0 | 50.0% | - |" in page
     old = {key: x for key, x in rows[1].items() if key not in ("gpu_ms", "temp_bytes", "roofline")}
     page = speed_table.results_page({"old.json": [old]})
     assert "| op | form | mode | chunk | wall ms | error |" in page
