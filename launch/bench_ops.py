@@ -55,13 +55,16 @@ def main(argv: list[str]) -> None:
         peers=_PEERS.value,
         gradient_errors=_GRADIENT_ERRORS.value,
     )
+    if output is not None:  # what cannot be written is known before hours of timing
+        output.parent.mkdir(parents=True, exist_ok=True)
     rows = []
     for row in bench_ops(_SUITE.value, options):
         rows.append(row)
         print(f"{row['op']} {row['implementation']} {row['mode']}", file=sys.stderr)
         if output is not None:  # each time, for what comes later may fail
-            output.parent.mkdir(parents=True, exist_ok=True)
             output.write_text(json.dumps(rows, indent=1) + "\n")
+    if not rows:
+        raise ValueError("--ops, --forms: no form of these ops can be timed here")
     print(format_rows(rows))
 
 

@@ -6,6 +6,7 @@ is made or trained. `--output=FILE.json` also writes the numbers.
 """
 
 import json
+import sys
 from pathlib import Path
 
 from absl import app, flags
@@ -43,7 +44,12 @@ def main(argv: list[str]) -> None:
             heads = next(h for h in range(most, 0, -1) if model.width % h == 0)
             options = {name: {"num_heads": heads}}
             fields = {"mixers": (name,), "mixer_options": options}
-            rows[name] = model_sizes(ModelConfig.from_dict(_CONFIG.value.model.to_dict() | fields))
+            try:
+                other = ModelConfig.from_dict(_CONFIG.value.model.to_dict() | fields)
+            except ValueError as error:  # such as rotary attention in an odd width
+                print(f"{name} is left out: {error}", file=sys.stderr)
+                continue
+            rows[name] = model_sizes(other)
     print(size_table(rows))
     if output is not None:
         output.parent.mkdir(parents=True, exist_ok=True)

@@ -31,6 +31,8 @@ def _text(error: Exception) -> str:
     """The message; of a config's missing key, the innermost one, which is not quoted twice."""
     if not isinstance(error, AttributeError | KeyError):
         return str(error)
+    if getattr(error, "name", None) == "get_config":
+        return "--config: this file has no get_config, so it is no config by itself"
     message: object = error
     while isinstance(message, Exception) and message.args:
         message = message.args[0]
@@ -44,6 +46,8 @@ def _is_message(error: Exception) -> bool:
     if module == "__main__" and (spec := frame.f_globals.get("__spec__")) is not None:
         module = spec.name  # of a script run by `python -m`
     if isinstance(error, AttributeError | KeyError):
+        if getattr(error, "name", None) == "get_config":
+            return True  # a file of configs/ that is no config
         return module == "ml_collections.config_dict.config_dict"
     # Built-in functions have no frame: what they raise seems to come from our line.
     raised = linecache.getline(frame.f_code.co_filename, line).lstrip().startswith("raise ")

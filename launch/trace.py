@@ -5,6 +5,7 @@ Restores DIR/config.json and the newest usable checkpoint, lets the model read t
 DIR/accesses.npz, and slot against time for every head to DIR/figures/access_layer_*.png and .svg.
 """
 
+import os
 from pathlib import Path
 
 from absl import app, flags
@@ -30,7 +31,9 @@ def main(argv: list[str]) -> None:
         raise ValueError("--text, --text_file: wanted exactly one of the two")
     absl_logging.set_verbosity(absl_logging.WARNING)
     workdir = Path(_WORKDIR.value)
-    text = _TEXT.value.encode() if _TEXT.value is not None else Path(_TEXT_FILE.value).read_bytes()
+    text = (
+        os.fsencode(_TEXT.value) if _TEXT.value is not None else Path(_TEXT_FILE.value).read_bytes()
+    )
     path = workdir / "accesses.npz"
     earlier = [path, *sorted((workdir / FOLDER).glob("access_layer_*"))]
     for found in earlier if not _OVERWRITE.value else ():

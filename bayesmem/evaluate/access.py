@@ -103,4 +103,4 @@ def save_traces(traces: list[AccessTrace], path: Path) -> None:
         for field, value in trace._asdict().items()
         if field != "layer"
     }
-    np.savez_compressed(path, allow_pickle=False, **arrays)
+    np.savez_compressed(path, **arrays)  # type: ignore[arg-type]

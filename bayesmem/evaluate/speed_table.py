@@ -101,7 +101,7 @@ def _table(rows: Sequence[Row]) -> str:
     column("peak MB", (_number(_peak(row), ".0f", 1e-6) for row in rows))
     column("temp MB", (_number(row.get("temp_bytes"), ".0f", 1e-6) for row in rows))
     column("roofline", (_number(row.get("roofline"), ".1%") for row in rows))
-    column("note", (row.get("note") or "-" for row in rows))
+    column("note", ((row.get("note") or "-").replace("|", "\\|") for row in rows))
     lines = [columns.keys(), ["---"] * len(columns), *zip(*columns.values(), strict=True)]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 

@@ -23,6 +23,13 @@ def require_positive(**sizes: int) -> None:
             raise ValueError(f"{name}: found {size!r}, wanted a whole number >= 1")
 
 
+def require_number(name: str, value: float, least: float, most: float) -> None:
+    """Raises ValueError unless `value` is a finite number from `least` to `most`."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not math.isfinite(value) or not least <= value <= most:
+        raise ValueError(f"{name}: found {value!r}, wanted a finite number in {least:g}..{most:g}")
+
+
 def default_head_dim(width: int, num_heads: int, head_dim: int | None) -> int:
     """Returns `head_dim`, or width / num_heads where it is None.
 

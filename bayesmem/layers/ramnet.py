@@ -15,12 +15,20 @@ from bayesmem.layers.heads import HEAD_AXES
 from bayesmem.layers.interface import NO_STATE, MixerState, check_input, mask_padding
 from bayesmem.layers.linear import linear, parameter
 from bayesmem.layers.norm import RMSNorm
-from bayesmem.layers.options import default_head_dim, require_choice, require_positive
+from bayesmem.layers.options import (
+    default_head_dim,
+    require_choice,
+    require_number,
+    require_positive,
+)
 from bayesmem.layers.rotary import document_positions, next_position
 from bayesmem.layers.short_convolution import ShortConvolution, Window
 from bayesmem.ops.segments import valid_steps
+from bayesmem.ops.slots.addressing import LEAST_TEMPERATURE
 
 RETENTIONS = ("gsu", "pdma")
+LEAST_EPS = 1e-12
+"""Smallest epsilon of the output's norm: a read of zeros has a gradient of at most 1e6."""
 
 
 class RamNet(nn.Module):
@@ -82,7 +90,7 @@ class RamNet(nn.Module):
 
     def __post_init__(self):
         """Checks the sizes."""
-        if isinstance(self.base, Sequence) and not isinstance(self.base, str):
+        if isinstance(self.base, list):
             self.base = tuple(self.base)  # a list would make the layer unhashable
         super().__post_init__()
         require_positive(digits=self.digits, top_k=self.top_k)
@@ -97,7 +105,7 @@ class RamNet(nn.Module):
         whole = isinstance(self.conv_size, int) and not isinstance(self.conv_size, bool)
         if not whole or self.conv_size < 0:
             raise ValueError(f"conv_size: found {self.conv_size!r}, wanted a whole number >= 0")
-        _ = self.slot_width
+        require_positive(value_dim=self.slot_width)
         require_choice("retention", self.retention, RETENTIONS)
         if self.top_k > self.num_slots or self.num_slots >= 2**31:
             product = f"{self.base}^{self.digits}" if isinstance(self.base, int) else self.bases
@@ -105,19 +113,23 @@ class RamNet(nn.Module):
                 f"top_k, digits, base: found top_k={self.top_k} of {product} = {self.num_slots} "
                 f"slots, wanted top_k at most that number, and fewer than 2^31 slots"
             )
-        if not 0 <= self.cape_share <= 1:
-            raise ValueError(f"cape_share: found {self.cape_share}, wanted 0 to 1")
-        if not 0 <= self.balance < math.inf:
-            raise ValueError(f"balance: found {self.balance}, wanted a finite weight >= 0")
-        if not 0 < self.initial_temperature < math.inf:
-            raise ValueError(
-                f"initial_temperature: found {self.initial_temperature}, wanted a finite number > 0"
-            )
+        for name, least, most in (
+            ("cape_share", 0.0, 1.0),
+            ("balance", 0.0, math.inf),
+            ("initial_temperature", LEAST_TEMPERATURE, math.inf),
+            ("initial_gate", -math.inf, math.inf),
+            ("initial_forget", -math.inf, math.inf),
+            ("initial_address", 0.0, math.inf),
+            ("norm_eps", LEAST_EPS, math.inf),
+        ):
+            require_number(name, getattr(self, name), least, most)
 
     @property
     def bases(self) -> tuple[int, ...]:
         """Values of each digit, the least significant first."""
-        return self.base if isinstance(self.base, tuple) else (self.base,) * self.digits
+        if isinstance(self.base, int):
+            return (self.base,) * self.digits
+        return self.base if isinstance(self.base, tuple) else (self.base,)
 
     @property
     def num_slots(self) -> int:
@@ -253,10 +265,9 @@ def imbalance(logits: jax.Array, segment_ids: SegmentIds | None) -> jax.Array:
       segment_ids: [B, T] int32 or None.
     """
     used = nn.softmax(logits, axis=-1)
-    if segment_ids is None:
-        mean = jnp.mean(used, axis=(0, 1))
-    else:
-        valid = valid_steps(segment_ids)[:, :, None, None]
-        count = jnp.maximum(jnp.sum(valid), 1)
-        mean = jnp.sum(jnp.where(valid, used, 0), axis=(0, 1)) / count
-    return jnp.mean(logits.shape[-1] * jnp.sum(jnp.square(mean), axis=-1) - 1)
+    valid = jnp.ones(used.shape[:2], bool) if segment_ids is None else valid_steps(segment_ids)
+    count = jnp.sum(valid)
+    used = jnp.where(valid[:, :, None, None], used, 0)
+    mean = jnp.sum(used, axis=(0, 1)) / jnp.maximum(count, 1)
+    uneven = jnp.mean(logits.shape[-1] * jnp.sum(jnp.square(mean), axis=-1) - 1)
+    return jnp.where(count == 0, 0.0, uneven)

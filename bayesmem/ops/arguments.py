@@ -48,19 +48,24 @@ def require_gate(name: str, value: jax.Array, sizes: Mapping[str, int], *trailin
 
 
 def as_segments(segment_ids: Any) -> jax.Array | None:
-    """Returns `segment_ids` as an array of JAX, or None.
+    """Returns `segment_ids` as an array of JAX, or None; see `as_ids`."""
+    return None if segment_ids is None else as_ids("segment_ids", segment_ids)
+
+
+def as_ids(name: str, ids: Any) -> jax.Array:
+    """Returns integers as an array of JAX.
 
     Raises:
-      ValueError: an id that int32 does not hold, and that JAX would wrap around to another one.
+      ValueError: a number that int32 does not hold, and that JAX would wrap around to another one.
     """
-    if segment_ids is None or isinstance(segment_ids, jax.Array):
-        return segment_ids
-    found = np.asarray(segment_ids)
+    if isinstance(ids, jax.Array):
+        return ids
+    found = np.asarray(ids)
     low, high = np.iinfo(np.int32).min, np.iinfo(np.int32).max
     if np.issubdtype(found.dtype, np.integer) and found.size:
         for extreme in (found.min(), found.max()):
             if not low <= extreme <= high:
-                raise ValueError(f"segment_ids: found the id {extreme}, wanted ids of int32")
+                raise ValueError(f"{name}: found the id {extreme}, wanted ids of int32")
     return jnp.asarray(found)
 
 

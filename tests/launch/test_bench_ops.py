@@ -9,6 +9,7 @@ import pytest
 from bayesmem.evaluate.speed import bench_ops
 from bayesmem.evaluate.speed_inputs import KERNELS, OPS
 from bayesmem.evaluate.speed_options import Options
+from launch.results import read_rows
 from tests.tolerances import tolerance
 
 ROOT = Path(__file__).parents[2]
@@ -97,3 +98,18 @@ def test_results_page_is_that_of_the_committed_files(tmp_path):
     assert page.read_text() == (ROOT / "docs" / "RESULTS.md").read_text()
     done = run(sys.executable, "-m", "launch.results", f"--results={tmp_path}")
     assert done.returncode == 1 and "holds no *bench_ops*.json" in done.stderr
+
+
+def test_ops_and_forms_that_do_not_meet(tmp_path):
+    output = tmp_path / "none.json"
+    done = run(*COMMAND, "--ops=slot_memory", "--forms=chunked", f"--output={output}")
+    assert done.returncode == 1 and done.stderr.startswith("error: --ops, --forms: no form")
+    assert not output.exists()
+
+
+@pytest.mark.parametrize("text", ('{"op"', "[1]", '[{"op": "a"}]', "{}", "null", "[]"))
+def test_a_results_file_that_holds_no_rows_is_named(tmp_path, text):
+    path = tmp_path / "bench_ops_bad.json"
+    path.write_text(text)
+    with pytest.raises(ValueError, match="bench_ops_bad.json: found no rows"):
+        read_rows(path)

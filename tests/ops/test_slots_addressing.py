@@ -165,6 +165,27 @@ def test_cyclic_shift(num_slots):
     np.testing.assert_array_equal(found.weights, address.weights)
 
 
+@pytest.mark.parametrize("dtype", (np.int8, np.uint8, np.int16, np.uint32))
+def test_cyclic_shift_of_narrow_and_unsigned_integers(dtype):
+    ids, positions = np.array([[[[0, 1, 99]]] * 1]), np.array([[100]])
+    address = ops.SlotAddress(jnp.asarray(ids.astype(dtype)), jnp.ones(ids.shape))
+    found = ops.cyclic_shift(address, jnp.asarray(positions.astype(dtype)), 1000)
+    np.testing.assert_array_equal(found.ids, (ids - 100) % 1000)
+
+
+@pytest.mark.parametrize("scale", (1e-3, 1.0, 3e38))
+@pytest.mark.parametrize("temperature", (1e-40, 1e-20, 0.5, 1e20))
+def test_gradients_are_finite_at_any_scale_inside_jit(scale, temperature):
+    logits = np.random.default_rng(8).uniform(-1, 1, (1, 3, 2, 8)).astype(np.float32) * scale
+
+    def loss(logits, temperature):
+        return jnp.sum(ops.product_topk(logits, 2, 3, temperature).weights ** 2)
+
+    found = jax.jit(jax.value_and_grad(loss, (0, 1)))(logits, jnp.float32(temperature))
+    for x in jax.tree.leaves(found):
+        assert np.isfinite(x).all()
+
+
 @pytest.mark.parametrize("jit", (False, True))
 @pytest.mark.parametrize(
     "width,base,k,pattern",
@@ -199,6 +220,17 @@ def test_arguments_that_do_not_fit():
             "temperature: found shape (4,), wanted [] or [H=3] or [H=3, U=4]",
             lambda: ops.product_topk(logits, 2, 2, jnp.ones(4)),
         ),
+        (
+            "logits: found -inf at (0, 0, 0, 0)",
+            lambda: ops.product_topk(logits.at[0, 0, 0, 0].set(-jnp.inf), 2, 2),
+        ),
+        ("temperature: found inf", lambda: ops.product_topk(logits, 2, 2, float("inf"))),
+        ("temperature: found 9.99", lambda: ops.product_topk(logits, 2, 2, 1e-8)),
+        (
+            "positions: found the id 4294967296",
+            lambda: ops.cyclic_shift(address, np.array([[0, 2**32]]), 4),
+        ),
+        ("address: found a NoneType", lambda: ops.cyclic_shift(None, jnp.zeros((1, 2), int), 4)),
         ("temperature: found 0.0 at ()", lambda: ops.product_topk(logits, 2, 2, 0.0)),
         ("temperature: found nan", lambda: ops.product_topk(logits, 2, 2, float("nan"))),
         ("num_slots: found 0", lambda: ops.cyclic_shift(address, jnp.zeros((1, 2), int), 0)),

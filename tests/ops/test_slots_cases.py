@@ -189,5 +189,5 @@ def test_a_slot_that_is_named_twice_in_one_token(name):
 
 
 def test_pdma_takes_no_negative_forgetting():
-    with pytest.raises(ValueError, match="^forget: found .*, wanted forget >= 0 for 'pdma'"):
+    with pytest.raises(ValueError, match="^forget: found .*, wanted 0 <= forget < inf for 'pdma'"):
         slot_memories.call(valid(), "auto", 16, "pdma")

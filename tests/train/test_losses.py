@@ -106,3 +106,5 @@ def test_imbalance_is_zero_for_even_use_and_leaves_padding_out():
     ids = jnp.array([[0, 0, -1]])
     mixed = even.at[:, 2].set(jnp.nan)
     assert float(imbalance(mixed, ids)) == 0
+    for empty, none in ((even[:, :0], None), (even, -jnp.ones((1, 3), jnp.int32))):
+        assert float(imbalance(empty, none)) == 0

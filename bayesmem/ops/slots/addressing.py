@@ -9,12 +9,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from bayesmem.array_types import DigitLogits, Positions
-from bayesmem.ops.arguments import compute_dtype
+from bayesmem.ops.arguments import as_ids, compute_dtype
 from bayesmem.ops.checks import require_floating, require_shape, require_values
 from bayesmem.ops.slots.types import SlotAddress
 
 MOST_SLOTS = 2**31 - 1
 """Slot numbers are int32."""
+LEAST_TEMPERATURE = 1e-6
+"""Smaller temperatures are raised to it: scores and their gradients stay within float32."""
+_LARGEST_LOGIT = 1e18
 
 
 def product_topk(
@@ -37,7 +40,7 @@ def product_topk(
       base: values of a digit; or of each of the U digits, for S = their product and logits
         [B, T, H, sum of them].
       k: K, slots to address.
-      temperature: scalar, [H] or [H, U], > 0.
+      temperature: scalar, [H] or [H, U], at least `LEAST_TEMPERATURE`.
 
     Returns:
       Slot numbers and weights [B, T, H, K], the largest weight first.
@@ -55,8 +58,11 @@ def product_topk(
     bases = _bases(logits.shape[3], base, k)
     sizes = {"H": logits.shape[2], "U": len(bases)}
     require_shape("temperature", temperature, sizes, "", "H", "H U")
-    require_values("logits", logits, lambda x: x < np.inf, "logits < inf, and no NaN")
-    require_values("temperature", temperature, lambda x: x > 0, "temperature > 0")
+    require_values("logits", logits, np.isfinite, "finite numbers")
+    above = f"{LEAST_TEMPERATURE} <= temperature < inf"
+    require_values(
+        "temperature", temperature, lambda x: (x >= LEAST_TEMPERATURE) & (x < np.inf), above
+    )
     return _product_topk(logits, temperature, bases, k)
 
 
@@ -71,13 +77,18 @@ def cyclic_shift(address: SlotAddress, positions: Positions, num_slots: int) -> 
     Raises:
       ValueError: a shape, dtype or S does not fit.
     """
-    ids, positions = jnp.asarray(address.ids), jnp.asarray(positions)
     require_slots(num_slots)
+    if not isinstance(address, tuple | list) or len(address) != len(SlotAddress._fields):
+        raise ValueError(f"address: found a {type(address).__name__}, wanted SlotAddress")
+    address = SlotAddress(*address)
+    ids, positions = as_ids("address.ids", address.ids), as_ids("positions", positions)
     for name, value in (("address.ids", ids), ("positions", positions)):
         if not jnp.issubdtype(value.dtype, jnp.integer):
             raise ValueError(f"{name}: found dtype {value.dtype}, wanted an integer dtype")
     require_shape("address.ids", ids, {}, "B T H K")
     require_shape("positions", positions, dict(zip("BT", ids.shape, strict=False)), "B T")
+    # Narrow and unsigned integers would wrap around in the difference, and S in them.
+    ids, positions = ids.astype(jnp.int32), positions.astype(jnp.int32)
     shift = jnp.mod(positions, num_slots)[:, :, None, None]
     # Both are in [0, S), so the difference cannot leave int32.
     return address._replace(ids=jnp.mod(ids - shift, num_slots).astype(jnp.int32))
@@ -126,11 +137,15 @@ def _product_topk(
     dtype = compute_dtype(logits, temperature)
     if temperature.ndim == 1:
         temperature = temperature[:, None]
-    temperature = jnp.broadcast_to(temperature, (logits.shape[2], len(bases))).astype(dtype)
+    temperature = jnp.maximum(temperature.astype(dtype), LEAST_TEMPERATURE)
+    temperature = jnp.broadcast_to(temperature, (logits.shape[2], len(bases)))
+    logits = jnp.clip(logits.astype(dtype), -_LARGEST_LOGIT, _LARGEST_LOGIT)
     ends = np.cumsum(bases)[:-1]
+    # The maximum goes first: after a division by 1e-6 its rounding alone would be large.
     scores = [
-        part / temperature[:, digit, None]
-        for digit, part in enumerate(jnp.split(logits.astype(dtype), ends, axis=-1))
+        (part - jax.lax.stop_gradient(jnp.max(part, axis=-1, keepdims=True)))
+        / temperature[:, digit, None]
+        for digit, part in enumerate(jnp.split(logits, ends, axis=-1))
     ]
     ids = _search([jax.lax.stop_gradient(part) for part in scores], k)
     log_weight, rest = jnp.zeros(ids.shape, dtype), ids
@@ -154,7 +169,6 @@ def _search(scores: Sequence[jax.Array], k: int) -> jax.Array:
     ids = jnp.zeros((*scores[0].shape[:-1], 1), jnp.int32)
     total = jnp.zeros(ids.shape, scores[0].dtype)
     for digit, score in reversed(list(enumerate(scores))):
-        score = score - jnp.max(score, axis=-1, keepdims=True)
         score = jnp.where(score == 0, 0.0, score)  # for `top_k`, -0 is less than 0
         base = score.shape[-1]
         total = total[..., :, None] + score[..., None, :]

@@ -56,7 +56,8 @@ def slot_memory(
       forget: [B, T, H], gamma, any number: far below 0 nothing is forgotten and a slot holds the
         weighted mean of its writes, far above 0 a write replaces what was there.
       num_slots: S.
-      retention: "gsu" as above, or "pdma": lambda = (1 - w)^gamma with gamma >= 0.
+      retention: "gsu" as above, or "pdma": lambda = (1 - w)^gamma with gamma >= 0. Both see w at
+        most 1 - eps of the dtype, so that a weight of 1 has a finite gradient.
       state: slots to continue from, or None for the start.
       segment_ids: [B, T] integers or None; a new id starts a new document at the start, a negative
         id is padding (see `bayesmem.ops.segments`). The first document continues from `state`.
@@ -77,7 +78,7 @@ def slot_memory(
     require_slots(num_slots)
     write, read = _address("write", write), _address("read", read)
     v, forget = jnp.asarray(v), jnp.asarray(forget)
-    segment_ids = None if segment_ids is None else jnp.asarray(segment_ids)
+    segment_ids = arguments.as_segments(segment_ids)
     if state is not None:
         if not isinstance(state, tuple | list) or len(state) != len(SlotState._fields):
             raise ValueError(
@@ -158,7 +159,8 @@ def _address(name: str, address: Any) -> SlotAddress:
             f"{name}: found a {type(address).__name__}, wanted SlotAddress(ids [B, T, H, K], "
             f"weights [B, T, H, K])"
         )
-    address = SlotAddress(*map(jnp.asarray, address))
+    ids, weights = address
+    address = SlotAddress(arguments.as_ids(f"{name}.ids", ids), jnp.asarray(weights))
     if not jnp.issubdtype(address.ids.dtype, jnp.integer):
         raise ValueError(f"{name}.ids: found dtype {address.ids.dtype}, wanted an integer dtype")
     require_floating(f"{name}.weights", address.weights)
@@ -225,7 +227,8 @@ def _check_values(
         wanted = "0 <= weight <= 1"
         require_values(f"{name}.weights", weights, lambda x: (x >= 0) & (x <= 1), wanted)
     if retention == "pdma":
-        require_values("forget", real(forget), lambda x: x >= 0, "forget >= 0 for 'pdma'")
+        finite = "0 <= forget < inf for 'pdma'"
+        require_values("forget", real(forget), lambda x: (x >= 0) & (x < np.inf), finite)
     else:
         require_values("forget", real(forget), lambda x: x == x, "a number, not NaN")
 
