@@ -11,9 +11,6 @@ address, and as many columns of its projection; at 340M "u1" has 2.0B parameters
 published numbers for it.
 """
 
-import ml_collections
-
-from configs import common
 from configs.ablations import setting
 
 VERSIONS = {  # values of each digit, or of all
@@ -23,19 +20,4 @@ VERSIONS = {  # values of each digit, or of all
     "u2": {"digits": 2, "base": 32},
     "u1": {"digits": 1, "base": 1_024},
 }
-
-
-def get_config(variant: str = "") -> ml_collections.ConfigDict:
-    """The config of a variant, locked.
-
-    Args:
-        variant: Comma parts as in the module docstring.
-
-    Returns:
-        ConfigDict.
-
-    Raises:
-        ValueError: A part that does not exist; lists what does.
-    """
-    chosen = common.choose(variant, {"version": tuple(VERSIONS), "setting": setting.SETTINGS})
-    return setting.ablate(chosen["setting"], **VERSIONS[chosen["version"]])
+get_config = setting.versions(VERSIONS)

@@ -8,23 +8,6 @@ Published at 340M: perplexity 28.87 (26.89 with the norm), S-NIAH-2 / -3 at 4K 1
 (83.7 / 18.3). We have not reproduced these numbers.
 """
 
-import ml_collections
-
-from configs import common
 from configs.ablations import setting
 
-
-def get_config(variant: str = "") -> ml_collections.ConfigDict:
-    """The config of a variant, locked.
-
-    Args:
-        variant: Comma parts as in the module docstring.
-
-    Returns:
-        ConfigDict.
-
-    Raises:
-        ValueError: A part that does not exist; lists what does.
-    """
-    chosen = common.choose(variant, {"setting": setting.SETTINGS})
-    return setting.ablate(chosen["setting"], output_norm=False)
+get_config = setting.ablation(output_norm=False)

@@ -8,23 +8,6 @@ Published at 340M: perplexity 26.83 (26.89 as they are), S-NIAH-2 / -3 at 4K 63.
 (83.7 / 18.3). We have not reproduced these numbers.
 """
 
-import ml_collections
-
-from configs import common
 from configs.ablations import setting
 
-
-def get_config(variant: str = "") -> ml_collections.ConfigDict:
-    """The config of a variant, locked.
-
-    Args:
-        variant: Comma parts as in the module docstring.
-
-    Returns:
-        ConfigDict.
-
-    Raises:
-        ValueError: A part that does not exist; lists what does.
-    """
-    chosen = common.choose(variant, {"setting": setting.SETTINGS})
-    return setting.ablate(chosen["setting"], renormalise=True)
+get_config = setting.ablation(renormalise=True)

@@ -9,25 +9,7 @@ gamma)) or "pdma" of the first version of the paper (lambda = (1 - w)^gamma); an
 We know of no published numbers that compare the two.
 """
 
-import ml_collections
-
-from configs import common
 from configs.ablations import setting
 
-VERSIONS = ("gsu", "pdma")
-
-
-def get_config(variant: str = "") -> ml_collections.ConfigDict:
-    """The config of a variant, locked.
-
-    Args:
-        variant: Comma parts as in the module docstring.
-
-    Returns:
-        ConfigDict.
-
-    Raises:
-        ValueError: A part that does not exist; lists what does.
-    """
-    chosen = common.choose(variant, {"version": VERSIONS, "setting": setting.SETTINGS})
-    return setting.ablate(chosen["setting"], retention=chosen["version"])
+VERSIONS = {"gsu": {"retention": "gsu"}, "pdma": {"retention": "pdma"}}
+get_config = setting.versions(VERSIONS)

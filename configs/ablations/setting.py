@@ -5,13 +5,41 @@ No experiment by itself. Settings: "340m", the published recipe (`configs/ramnet
 recall (`configs/mqar.py:ramnet`).
 """
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import ml_collections
 
-from configs import lm, mqar, ramnet_340m
+from configs import common, lm, mqar, ramnet_340m
 
 SETTINGS = ("340m", "lm", "mqar")  # the default first
+
+
+def ablation(**options: Any) -> Callable[[str], ml_collections.ConfigDict]:
+    """The `get_config` of an ablation that always sets the same options; see `ablate`."""
+
+    def get_config(variant: str = "") -> ml_collections.ConfigDict:
+        """The config of a variant, locked: a setting, "" for the first of `SETTINGS`."""
+        return ablate(common.choose(variant, {"setting": SETTINGS})["setting"], **options)
+
+    return get_config
+
+
+def versions(
+    options: Mapping[str, Mapping[str, Any]],
+) -> Callable[[str], ml_collections.ConfigDict]:
+    """The `get_config` of an ablation of which there are several; see `ablate`.
+
+    Args:
+        options: Version to its options, the default version first.
+    """
+
+    def get_config(variant: str = "") -> ml_collections.ConfigDict:
+        """The config of a variant, locked: a version and a setting, each left out for its first."""
+        chosen = common.choose(variant, {"version": tuple(options), "setting": SETTINGS})
+        return ablate(chosen["setting"], **options[chosen["version"]])
+
+    return get_config
 
 
 def ablate(setting: str, **options: Any) -> ml_collections.ConfigDict:
