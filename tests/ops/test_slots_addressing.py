@@ -167,7 +167,7 @@ def test_cyclic_shift(num_slots):
 
 @pytest.mark.parametrize("dtype", (np.int8, np.uint8, np.int16, np.uint32))
 def test_cyclic_shift_of_narrow_and_unsigned_integers(dtype):
-    ids, positions = np.array([[[[0, 1, 99]]] * 1]), np.array([[100]])
+    ids, positions = np.array([[[[0, 1, 99]]]]), np.array([[100]])
     address = ops.SlotAddress(jnp.asarray(ids.astype(dtype)), jnp.ones(ids.shape))
     found = ops.cyclic_shift(address, jnp.asarray(positions.astype(dtype)), 1000)
     np.testing.assert_array_equal(found.ids, (ids - 100) % 1000)
@@ -201,6 +201,9 @@ def test_gradients_are_finite_at_any_scale_inside_jit(scale, temperature):
         (8, (4, 4), 17, r"k: found 17 .* at most the 16 slots of 2 digits of base \(4, 4\)"),
         (8, (7, 1), 2, "base: found 1, wanted an integer >= 2"),
         (0, (), 2, "logits: found width 0"),
+        (8, 4.0, 2, "base: found 4.0, wanted an integer >= 2"),
+        (8, None, 2, "base: found None, wanted an integer >= 2"),
+        (8, "44", 2, "base: found '44', wanted an integer >= 2"),
         (62, 2, 8, "logits: found 31 digits of base 2, .* 2147483647"),
     ),
 )

@@ -3,6 +3,7 @@
 import functools
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -103,18 +104,16 @@ def require_slots(num_slots: int) -> None:
 
 def _bases(width: int, base: int | Sequence[int], k: int) -> tuple[int, ...]:
     """Returns the values of each digit, after all checks of the numbers."""
-    given = (base,) if isinstance(base, int) else tuple(base)
+    each = isinstance(base, tuple | list)
+    given: tuple[Any, ...] = tuple(base) if isinstance(base, tuple | list) else (base,)
     for name, value, least in (*(("base", one, 2) for one in given), ("k", k, 1)):
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise ValueError(f"{name}: found {value!r}, wanted an integer >= {least}")
-    if isinstance(base, int):
-        if width < 1 or width % base:
-            raise ValueError(f"logits: found width {width}, wanted a multiple of base={base}")
-        bases = given * (width // base)
-    elif given and width == sum(given):
-        bases = given
-    else:
+    if each and (not given or width != sum(given)):
         raise ValueError(f"logits: found width {width}, wanted {sum(given)}, sum of base={given}")
+    if not each and (width < 1 or width % given[0]):
+        raise ValueError(f"logits: found width {width}, wanted a multiple of base={base}")
+    bases = given if each else given * (width // given[0])
     slots = math.prod(bases)
     if slots > MOST_SLOTS:
         raise ValueError(
