@@ -1,0 +1,313 @@
+"""What the kernels compute, in plain JAX: the covariance chain, the mean chain, the reads.
+
+Only two things go from chunk to chunk, the covariance P and the mean M; all else is a product that
+every chunk does by itself. README.md beside this file derives the formulas; names here are its
+symbols spelled out. No exponent is positive and nothing is divided by a decay, so a decay of any
+strength, and a document that starts inside a chunk (a decay of 0), are no special cases.
+
+Axes: N chunks, B batch, H heads, G noise groups, L tokens of a chunk, D key dim, m = M/G.
+"""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+NOISE_FLOOR = 128.0
+"""Smallest own noise of a reading, in eps of its variance: below, it is not told from rounding."""
+
+LOG_DECAY_FLOOR = -100.0
+"""Log decays are clamped here: exp(-100) is below the smallest float32."""
+
+
+class Terms(NamedTuple):
+    """What a chunk needs and that depends on no belief."""
+
+    queries: jax.Array  # [N, B, H, L, D]
+    keys: jax.Array  # [N, B, H, L, D]
+    values: jax.Array  # [N, B, H, G, L, m]
+    ratio: jax.Array  # [N, B, H, L, L] decay from after j to after i; 0 for j > i
+    entry: jax.Array  # [N, B, H, L] a_i, decay from the chunk's entry to after i
+    to_end: jax.Array  # [N, B, H, L] e_i, decay from after i to the chunk's end
+    total: jax.Array  # [N, B, H] a_L, decay over the chunk
+    noise: jax.Array  # [N, B, H, L] n_i, noise gathered since the entry
+    gram: jax.Array  # [N, B, H, G, L, L] ratio_ij n_j k_i . k_j + r_i^2 [i = j], symmetric
+    obs_var: jax.Array  # [N, B, H, G, L] r_i^2
+
+
+class Factors(NamedTuple):
+    """What the covariance chain leaves to everything else."""
+
+    inverse: jax.Array  # [N, B, H, G, L, L] T = chol(S)^{-1}, lower triangular
+    writes: jax.Array  # [N, B, H, G, L, D] U_j = Cov(S_j, innovation_j), each as of its own token
+    cov: jax.Array  # [N, B, H, G, D, D] P at chunk entries
+
+
+def transpose(x: jax.Array) -> jax.Array:
+    """Returns `x` [..., I, J] with its last two axes swapped."""
+    return jnp.swapaxes(x, -1, -2)
+
+
+def product(x: jax.Array, y: jax.Array, precision: jax.lax.Precision) -> jax.Array:
+    """Returns the matrix product of `x` [..., I, J] and `y` [..., J, K]."""
+    return jnp.matmul(x, y, precision=precision)
+
+
+def grouped(x: jax.Array, trailing: int) -> jax.Array:
+    """Adds the axis G to `x` [N, B, H, ...], before its last `trailing` axes."""
+    return jnp.expand_dims(x, x.ndim - trailing)
+
+
+def span_sums(log_decay: jax.Array) -> jax.Array:
+    """Returns sums over spans: [..., L] -> [..., L, L], entry (i, j) = sum of j < s <= i.
+
+    Each sum has only the terms of its span. A difference of two sums from the chunk's start would
+    lose its digits after a strong decay.
+    """
+    size = log_decay.shape[-1]
+    lower = jnp.tril(jnp.ones((size, size), log_decay.dtype))
+    spread = jnp.tril(log_decay[..., :, None] * jnp.ones_like(lower), -1)
+    return product(lower, spread, jax.lax.Precision.HIGHEST)
+
+
+def decays(
+    log_decay: jax.Array, starts: jax.Array | None
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
+    """Derives the decays of each chunk.
+
+    Args:
+      log_decay: [N, B, H, L], <= 0.
+      starts: [N, B, 1, L] bool, where a document starts, or None.
+
+    Returns:
+      ratio [N, B, H, L, L], entry and to_end [N, B, H, L], total [N, B, H], as in `Terms`.
+    """
+    log_decay = jnp.maximum(log_decay, LOG_DECAY_FLOOR)
+    size = log_decay.shape[-1]
+    linked = jnp.tril(jnp.ones((size, size), bool))
+    first = jnp.exp(log_decay[..., :1])
+    if starts is not None:
+        document = jnp.cumsum(starts, axis=-1)
+        linked = linked & (document[..., :, None] == document[..., None, :])
+        first = jnp.where(starts[..., :1], 0.0, first)
+    ratio = jnp.where(linked, jnp.exp(span_sums(log_decay)), 0.0)
+    entry = ratio[..., :, 0] * first
+    return ratio, entry, ratio[..., -1, :], entry[..., -1]
+
+
+def prepare(
+    tokens: tuple[jax.Array, jax.Array, jax.Array],
+    log_decay: jax.Array,
+    process_var: jax.Array,
+    obs_var: jax.Array,
+    prior_var: jax.Array,
+    starts: jax.Array | None,
+) -> Terms:
+    """Makes the terms of all chunks.
+
+    Args:
+      tokens: queries and keys [N, B, H, L, D], values [N, B, H, G, L, m].
+      log_decay: [N, B, H, L], <= 0.
+      process_var: [N, B, H, L], ell^2.
+      obs_var: [N, B, H, G, L], r^2 > 0.
+      prior_var: [H], p0, which a document that starts inside a chunk brings in.
+      starts: [N, B, 1, L] bool or None.
+    """
+    queries, keys, values = tokens
+    highest = jax.lax.Precision.HIGHEST
+    ratio, entry, to_end, total = decays(log_decay, starts)
+    injected = process_var
+    if starts is not None:
+        kept = jnp.exp(2.0 * jnp.maximum(log_decay, LOG_DECAY_FLOOR))
+        injected = injected + jnp.where(starts, prior_var[:, None] * kept, 0.0)
+    noise = product(ratio * ratio, injected[..., None], highest)[..., 0]
+    wide = keys.astype(ratio.dtype)
+    lower = product(wide, transpose(wide), highest) * ratio * noise[..., None, :]
+    gram = grouped(lower + transpose(jnp.tril(lower, -1)), 2)
+    gram = gram + obs_var[..., None] * jnp.eye(keys.shape[-2], dtype=gram.dtype)
+    return Terms(queries, keys, values, ratio, entry, to_end, total, noise, gram, obs_var)
+
+
+def own_noise(joint: jax.Array, obs_var: jax.Array) -> jax.Array:
+    """Returns the noise [..., L] of readings of covariance `joint` [..., L, L], raised to eps."""
+    variances = jnp.diagonal(joint, axis1=-2, axis2=-1)
+    return jnp.maximum(obs_var, NOISE_FLOOR * jnp.finfo(joint.dtype).eps * variances)
+
+
+def inverse_cholesky(joint: jax.Array, floor: jax.Array) -> jax.Array:
+    """Returns chol(`joint`)^{-1} by elimination on [joint | I], a pivot after the other.
+
+    Args:
+      joint: [..., L, L], symmetric positive definite.
+      floor: [..., L], positive bounds that the squared pivots keep in exact arithmetic.
+    """
+    size = joint.shape[-1]
+    eye = jnp.broadcast_to(jnp.eye(size, dtype=joint.dtype), joint.shape)
+    below = jnp.arange(size)
+
+    def pivot(i, rest):
+        row = jax.lax.dynamic_index_in_dim(rest, i, -2, keepdims=False)
+        column = jax.lax.dynamic_index_in_dim(rest, i, -1, keepdims=False)
+        squared = jax.lax.dynamic_index_in_dim(row, i, -1, keepdims=False)
+        bound = jax.lax.dynamic_index_in_dim(floor, i, -1, keepdims=False)
+        scale = jax.lax.rsqrt(jnp.maximum(squared, bound))[..., None]
+        row, column = row * scale, jnp.where(below > i, column * scale, 0.0)
+        rest = rest - column[..., :, None] * row[..., None, :]
+        return jnp.where((below == i)[:, None], row[..., None, :], rest)
+
+    done = jax.lax.fori_loop(0, size, pivot, jnp.concatenate([joint, eye], axis=-1))
+    return jnp.tril(done[..., size:])
+
+
+def carried(terms: Terms, key_cov: jax.Array) -> jax.Array:
+    """Returns Cov(S_j, S_j) k_j = a_j^2 P k_j + n_j k_j as rows.
+
+    Args:
+      terms: of one or more chunks.
+      key_cov: [..., G, L, D], rows P k_j.
+    """
+    keys, noise = grouped(terms.keys, 2), grouped(terms.noise, 1)[..., None]
+    return grouped(terms.entry, 1)[..., None] ** 2 * key_cov + noise * keys
+
+
+def covariance_step(
+    cov: jax.Array, terms: Terms, precision: jax.lax.Precision = jax.lax.Precision.HIGHEST
+) -> tuple[jax.Array, Factors]:
+    """Passes the covariance through one chunk.
+
+    Args:
+      cov: [B, H, G, D, D], P at the chunk's entry.
+      terms: of the chunk, without the axis N.
+      precision: of the products.
+
+    Returns:
+      P at the chunk's exit, and the chunk's factors.
+    """
+    keys, entry = grouped(terms.keys, 2), grouped(terms.entry, 1)
+    key_cov = product(keys, cov, precision)
+    joint = product(key_cov, transpose(keys), precision)
+    joint = joint * entry[..., :, None] * entry[..., None, :] + terms.gram
+    floor = jax.lax.stop_gradient(own_noise(joint, jnp.zeros_like(terms.obs_var)))
+    raised = jnp.maximum(terms.obs_var, floor)
+    eye = jnp.eye(joint.shape[-1], dtype=joint.dtype)
+    joint = joint + (raised - terms.obs_var)[..., None] * eye
+    inverse = inverse_cholesky(joint, jax.lax.stop_gradient(raised))
+    writes = product(inverse * grouped(terms.ratio, 2), carried(terms, key_cov), precision)
+    at_end = grouped(terms.to_end, 1)[..., None] * writes
+    total, noise = terms.total[..., None, None, None], terms.noise[..., -1, None, None, None]
+    exit_cov = total * total * cov + noise * jnp.eye(cov.shape[-1], dtype=cov.dtype)
+    exit_cov = exit_cov - product(transpose(at_end), at_end, precision)
+    return exit_cov, Factors(inverse, writes, cov)
+
+
+def covariance_chain(
+    terms: Terms, cov: jax.Array, precision: jax.lax.Precision = jax.lax.Precision.HIGHEST
+) -> tuple[jax.Array, Factors]:
+    """Passes the covariance `cov` [B, H, G, D, D] through all chunks; as `covariance_step`."""
+    step = functools.partial(covariance_step, precision=precision)
+    return jax.lax.scan(step, cov, terms._replace(queries=None, values=None))  # type: ignore[arg-type]
+
+
+def gains(
+    terms: Terms, factors: Factors, precision: jax.lax.Precision = jax.lax.Precision.HIGHEST
+) -> tuple[jax.Array, jax.Array]:
+    """Returns what a chunk does to the mean, M' = F M + gain^T V.
+
+    Args:
+      terms: of all chunks.
+      factors: of all chunks.
+      precision: of the products.
+
+    Returns:
+      gain [N, B, H, G, L, D], the chunk's gain K^T = T^T Z, and F = a_L I - K (a k) as
+      `transition` [N, B, H, G, D, D].
+    """
+    at_end = grouped(terms.to_end, 1)[..., None] * factors.writes
+    gain = product(transpose(factors.inverse), at_end, precision)
+    keys = grouped(terms.entry[..., None] * terms.keys, 2)
+    eye = jnp.eye(keys.shape[-1], dtype=gain.dtype)
+    transition = terms.total[..., None, None, None] * eye
+    return gain, transition - product(transpose(gain), keys, precision)
+
+
+def mean_chain(
+    terms: Terms,
+    factors: Factors,
+    mean: jax.Array,
+    precision: jax.lax.Precision = jax.lax.Precision.HIGHEST,
+) -> tuple[jax.Array, jax.Array]:
+    """Passes the mean through all chunks.
+
+    Args:
+      terms: of all chunks.
+      factors: of all chunks.
+      mean: [B, H, G, D, m], before the first chunk.
+      precision: of the products.
+
+    Returns:
+      The mean at the end, and the means [N, B, H, G, D, m] at chunk entries.
+    """
+    gain, transition = gains(terms, factors, precision)
+    written = product(transpose(gain), terms.values, precision)
+
+    def step(mean, chunk):
+        transition, written = chunk
+        return product(transition, mean, precision) + written, mean
+
+    return jax.lax.scan(step, mean, (transition, written))
+
+
+def innovations(
+    terms: Terms, factors: Factors, mean: jax.Array, precision: jax.lax.Precision
+) -> tuple[jax.Array, jax.Array]:
+    """Returns surprise R = V - a (K M) and E = T R, both [N, B, H, G, L, m].
+
+    Args:
+      terms: of all chunks.
+      factors: of all chunks.
+      mean: [N, B, H, G, D, m], at chunk entries.
+      precision: of the products.
+    """
+    keys = grouped(terms.entry[..., None] * terms.keys, 2)
+    surprise = terms.values - product(keys, mean, precision)
+    return surprise, product(factors.inverse, surprise, precision)
+
+
+def reads(
+    terms: Terms,
+    factors: Factors,
+    mean: jax.Array,
+    precision: jax.lax.Precision = jax.lax.Precision.HIGHEST,
+) -> jax.Array:
+    """Returns every read, Y = a (Q M) + W E with W_ij = ratio_ij q_i . U_j [N, B, H, G, L, m].
+
+    Args:
+      terms: of all chunks.
+      factors: of all chunks.
+      mean: [N, B, H, G, D, m], at chunk entries.
+      precision: of the products.
+    """
+    _, errors = innovations(terms, factors, mean, precision)
+    queries = grouped(terms.queries, 2)
+    weights = product(queries, transpose(factors.writes), precision) * grouped(terms.ratio, 2)
+    from_entry = product(grouped(terms.entry, 1)[..., None] * queries, mean, precision)
+    return from_entry + product(weights, errors, precision)
+
+
+def read_variances(
+    terms: Terms, factors: Factors, precision: jax.lax.Precision = jax.lax.Precision.HIGHEST
+) -> jax.Array:
+    """Returns the variance of every read, q_i^T P_i q_i >= 0 [N, B, H, G, L].
+
+    Args:
+      terms: of all chunks.
+      factors: of all chunks.
+      precision: of the products.
+    """
+    queries = grouped(terms.queries, 2)
+    weights = product(queries, transpose(factors.writes), precision) * grouped(terms.ratio, 2)
+    spread = jnp.sum(product(queries, factors.cov, precision) * queries, axis=-1)
+    gathered = grouped(terms.noise * jnp.sum(terms.queries * terms.queries, axis=-1), 1)
+    spread = grouped(terms.entry, 1) ** 2 * spread + gathered
+    return jnp.maximum(spread - jnp.sum(weights * weights, axis=-1), 0.0)

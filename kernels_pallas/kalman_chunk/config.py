@@ -1,0 +1,27 @@
+"""Tuning values of the Kalman chunk's kernels."""
+
+from dataclasses import dataclass
+
+import jax
+
+
+@dataclass(frozen=True)
+class Config:
+    """How a call runs.
+
+    Attributes:
+      length: L, tokens in a chunk; the kernels take 64.
+      forward: precision of the XLA products of the forward pass.
+      backward: precision of the XLA products of the backward pass. HIGH is tf32 on a GPU.
+      kernel: whether the covariance chain runs as a kernel, or as `algebra` states it.
+    """
+
+    length: int = 64
+    forward: jax.lax.Precision = jax.lax.Precision.HIGHEST
+    backward: jax.lax.Precision = jax.lax.Precision.HIGHEST
+    kernel: bool = True
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for a length that the kernels do not have."""
+        if self.length < 1 or (self.kernel and self.length != 64):
+            raise ValueError(f"length: found {self.length}, wanted 64, as the kernels have it")
