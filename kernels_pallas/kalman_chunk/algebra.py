@@ -161,7 +161,7 @@ def inverse_cholesky(joint: jax.Array, floor: jax.Array) -> jax.Array:
 
 
 def carried(terms: Terms, key_cov: jax.Array) -> jax.Array:
-    """Returns Cov(S_j, S_j) k_j = a_j^2 P k_j + n_j k_j as rows.
+    """Returns the rows Cov(S_j) k_j = a_j^2 P k_j + n_j k_j.
 
     Args:
       terms: of one or more chunks.
@@ -193,12 +193,20 @@ def covariance_step(
     eye = jnp.eye(joint.shape[-1], dtype=joint.dtype)
     joint = joint + (raised - terms.obs_var)[..., None] * eye
     inverse = inverse_cholesky(joint, jax.lax.stop_gradient(raised))
-    writes = product(inverse * grouped(terms.ratio, 2), carried(terms, key_cov), precision)
-    at_end = grouped(terms.to_end, 1)[..., None] * writes
-    total, noise = terms.total[..., None, None, None], terms.noise[..., -1, None, None, None]
-    exit_cov = total * total * cov + noise * jnp.eye(cov.shape[-1], dtype=cov.dtype)
-    exit_cov = exit_cov - product(transpose(at_end), at_end, precision)
-    return exit_cov, Factors(inverse, writes, cov)
+    rows = carried(terms, key_cov)
+    writes = product(inverse * grouped(terms.ratio, 2), rows, precision)
+    to_end = grouped(terms.to_end, 1)[..., None]
+    rows = to_end * rows
+    gain = product(transpose(inverse), to_end * writes, precision)
+    # Joseph's form, P - K B - (K B)^T + K S K^T, and not P - Z^T Z: an error of the gain enters it
+    # in second order only. The two halves make it exactly symmetric.
+    half = product(transpose(gain), 0.5 * product(joint, gain, precision) - rows, precision)
+    # What rounding may have taken from each diagonal entry is put back on it: eps |K B|.
+    rounding = jnp.finfo(cov.dtype).eps * jnp.sum(jnp.abs(gain * rows), axis=-2)
+    added = terms.noise[..., -1, None, None] + jax.lax.stop_gradient(rounding)
+    total = terms.total[..., None, None, None]
+    exit_cov = total * total * cov + added[..., None] * jnp.eye(cov.shape[-1], dtype=cov.dtype)
+    return exit_cov + (half + transpose(half)), Factors(inverse, writes, cov)
 
 
 def covariance_chain(
