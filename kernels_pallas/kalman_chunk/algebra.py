@@ -17,6 +17,9 @@ import jax.numpy as jnp
 NOISE_FLOOR = 128.0
 """Smallest own noise of a reading, in eps of its variance: below, it is not told from rounding."""
 
+CHAIN_EPS = {2: 2.0**-17, 3: 2.0**-23}
+"""Rounding of the kernel's products, by the number of bfloat16 parts of a number."""
+
 LOG_DECAY_FLOOR = -100.0
 """Log decays are clamped here: exp(-100) is below the smallest float32."""
 

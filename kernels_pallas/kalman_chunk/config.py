@@ -13,6 +13,7 @@ class Config:
       length: L, tokens in a chunk; the kernels take 64.
       forward: precision of the XLA products of the forward pass.
       backward: precision of the XLA products of the backward pass. HIGH is tf32 on a GPU.
+      parts: bfloat16 numbers that stand for a float32 one in the kernel's products, 2 or 3.
       kernel: whether the covariance chain runs as a kernel, or as `algebra` states it.
     """
 
@@ -20,6 +21,7 @@ class Config:
     forward: jax.lax.Precision = jax.lax.Precision.HIGHEST
     backward: jax.lax.Precision = jax.lax.Precision.HIGHEST
     kernel: bool = True
+    parts: int = 2
 
     def __post_init__(self) -> None:
         """Raises ValueError for a length that the kernels do not have."""

@@ -1,0 +1,361 @@
+"""The covariance chain as a Mosaic GPU kernel: one program a batch row, head and noise group.
+
+The covariance stays in shared memory from the first chunk to the last. What needs no belief (Gram
+matrices, decays) is prepared for all chunks at once beforehand, and what needs no earlier chunk
+(writes, gains, means, reads) is left to products over all chunks afterwards.
+
+Arithmetic: products of the chain are bfloat16 tensor-core products of parts. A float32 number is a
+sum of `parts` bfloat16, and of the products of parts those that count are taken: with 2 parts 16
+bits survive, with 3 all. The factorization itself runs on tf32 parts, which is float32.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from kernels_pallas.kalman_chunk import algebra, panels
+from kernels_pallas.kalman_chunk.algebra import Factors, Terms, grouped, transpose
+from kernels_pallas.kalman_chunk.config import Config
+
+LENGTH = 64
+"""L, tokens in a chunk: [S | I] then has a row for each of a warpgroup's 128 threads."""
+
+LAYOUT = plgpu.Layout.WGMMA
+
+
+def mosaic_kernel(body: Callable[..., None], out: Any, scratch: Any, **options: Any) -> Any:
+    """`plgpu.kernel` with the names that this version of JAX has for outputs and scratch."""
+    known = inspect.signature(plgpu.kernel).parameters
+    named = {
+        "out_type" if "scratch_types" in known else "out_shape": out,
+        "scratch_types" if "scratch_types" in known else "scratch_shapes": scratch,
+    }
+    return plgpu.kernel(body, **named, **options)
+
+
+def transposed(ref: Any) -> Any:
+    """The view of a matrix in shared memory with its axes swapped."""
+    if hasattr(plgpu, "transpose_ref"):
+        return plgpu.transpose_ref(ref, (1, 0))
+    return ref.transpose((1, 0))
+
+
+def split(x: jax.Array, count: int) -> list[jax.Array]:
+    """Splits float32 into `count` bfloat16 whose sum it is, to 8 bits a part."""
+    parts = []
+    for _ in range(count):
+        part = x.astype(jnp.bfloat16)
+        parts.append(part)
+        x = x - part.astype(jnp.float32)
+    return parts
+
+
+def _store(refs: Sequence[Any], x: jax.Array) -> None:
+    for ref, part in zip(refs, split(x, len(refs)), strict=True):
+        ref[...] = part
+
+
+def _load(refs: Sequence[Any]) -> jax.Array:
+    """The float32 sum of parts, smallest first."""
+    parts = [plgpu.load(ref, layout=LAYOUT).astype(jnp.float32) for ref in refs]
+    return functools.reduce(jnp.add, reversed(parts))
+
+
+def _accumulate(acc: Any, left: Sequence[Any], right: Sequence[Any]) -> None:
+    """Adds (sum of left) (sum of right) to an accumulator, without the products that round off."""
+    kept = max(len(left), len(right))
+    for i, x in enumerate(left):
+        for j, y in enumerate(right):
+            if i + j < kept:
+                plgpu.wgmma(acc, x, y)
+
+
+def _product(shape: tuple[int, int], *pairs: tuple[Sequence[Any], Sequence[Any]]) -> jax.Array:
+    """The sum of products of pairs of matrices, each given by its parts, [M, N] float32."""
+
+    def scope(acc):
+        for left, right in pairs:
+            _accumulate(acc, left, right)
+        return acc[...]
+
+    return pl.run_scoped(scope, plgpu.ACC(shape, jnp.float32))
+
+
+def _factor(joint: Any, panel: Any, finished: Sequence[Any], inverse: Sequence[Any], plain: bool):
+    """Runs the elimination on [S | I]^T: T^T into `inverse`, panels of 8 columns from the left.
+
+    A panel takes in what all panels before it leave of it by one product, and is then factored in
+    registers (`panels`).
+
+    Args:
+      joint: [64, 72] float32, S in columns 0..63.
+      panel: [128, PITCH] float32, scratch.
+      finished: two [8, 128, 8] float32 as `panels.PANEL`, scratch.
+      inverse: parts [64, 64] bfloat16 as `panels.WIDE`.
+      plain: without inlined code, for the interpreter.
+    """
+    width, half = panels.WIDTH, LENGTH
+    row = plgpu.broadcasted_iota(jnp.int32, (half, width), 0, layout=LAYOUT)
+    column = plgpu.broadcasted_iota(jnp.int32, (half, width), 1, layout=LAYOUT)
+
+    def one(number, _):
+        start = number * width
+
+        def scope(upper, lower):
+            def earlier(q, _):
+                high, low = (part.at[q] for part in finished)
+                own = [transposed(part.at[q, pl.ds(start, width)]) for part in finished]
+                for acc, rows in ((upper, slice(0, half)), (lower, slice(half, 2 * half))):
+                    plgpu.wgmma(acc, high.at[rows], own[0])
+                    plgpu.wgmma(acc, high.at[rows], own[1])
+                    plgpu.wgmma(acc, low.at[rows], own[0])
+                return 0
+
+            lax.fori_loop(0, number, earlier, 0)
+            return upper[...], lower[...]
+
+        accumulator = plgpu.ACC((half, width), jnp.float32)
+        taken, taken_eye = pl.run_scoped(scope, accumulator, accumulator)
+        given = plgpu.load(joint.at[:, pl.ds(start, width)], layout=LAYOUT)
+        eye = jnp.where(row == column + start, jnp.float32(1.0), jnp.float32(0.0))
+        panel[:half, :width] = given - taken
+        panel[half:, :width] = eye - taken_eye
+        plgpu.commit_smem()
+        block = panel.at[pl.ds(start, width)]
+        done = [part.at[number] for part in finished]
+        if plain:
+            panels.factor_panel_plainly(panel, block, done, list(inverse), start)
+        else:
+            panels.factor_panel(panel, block, done, list(inverse))
+        plgpu.commit_smem()
+        return 0
+
+    lax.fori_loop(0, half // width, one, 0)
+
+
+def _chain_body(
+    keys_gm, gram_gm, rows_gm, first_gm, inverse_gm, cov_gm,
+    keys, rows, cov, carried, joint, panel, inverse, either, loaded, first_loaded,
+    *, groups: int, chunks: int, plain: bool,
+):  # fmt: skip
+    """Runs one program; see `run_chain` for the arrays in global memory (`_gm`).
+
+    In shared memory: keys [L, D]; rows [5, L] float32; parts of the covariance [D, D]; parts of the
+    rows B, later of X's inner factor [L, D]; S [L, 72]; the panel; parts of T^T [L, L]; and in one
+    place either the finished panels or parts of Z and of the gain [L, D].
+    """
+    finished, (whitened, gain) = either
+    dim, count = keys.shape[1], len(cov)
+    program = lax.axis_index("program")
+    eps = jnp.float32(algebra.CHAIN_EPS[count])
+
+    def fetch(chunk):
+        plgpu.copy_gmem_to_smem(keys_gm.at[program // groups, chunk], keys, loaded)
+        plgpu.copy_gmem_to_smem(rows_gm.at[program, chunk], rows, loaded)
+
+    def by_row(index, shape):
+        values = plgpu.load(rows.at[index], layout=LAYOUT.reduce(1))
+        return lax.broadcast_in_dim(values, shape, (0,))
+
+    def by_column(index, shape):
+        values = plgpu.load(rows.at[index], layout=LAYOUT.reduce(0))
+        return lax.broadcast_in_dim(values, shape, (1,))
+
+    def diagonal(height):
+        shape = (height, LENGTH)
+        across = plgpu.broadcasted_iota(jnp.int32, shape, 1, layout=LAYOUT)
+        return plgpu.broadcasted_iota(jnp.int32, shape, 0, layout=LAYOUT), across
+
+    def make_joint(chunk):
+        """Leaves B in `carried` and S in `joint`."""
+        tall, square = (LENGTH, dim), (LENGTH, LENGTH)
+        # K (P + P^T) / 2: rounding makes P unsymmetric, and nothing here would damp that.
+        both = [([keys], [part]) for part in cov] + [([keys], [transposed(p)]) for p in cov]
+        key_cov = 0.5 * _product(tall, *both)
+        wide = plgpu.load(keys, layout=LAYOUT).astype(jnp.float32)
+        _store(carried, key_cov * by_row(1, tall) + wide * by_row(2, tall))
+        s = _product(square, (split(key_cov, count), [transposed(keys)]))
+        gram = plgpu.load(gram_gm.at[program, chunk], layout=LAYOUT, optimized=False)
+        s = s * by_row(0, square) * by_column(0, square) + gram
+        row, column = diagonal(LENGTH)
+        floor = jnp.float32(algebra.NOISE_FLOOR * 2.0**-23) * s - by_row(3, square)
+        s = s + jnp.where(row == column, jnp.maximum(floor, jnp.float32(0.0)), jnp.float32(0.0))
+        joint[:, :LENGTH] = s
+
+    def make_gain():
+        """Leaves K^T = T^T (T B) in `gain` and S K^T / 2 - B in `carried`."""
+        shape = (LENGTH, dim)
+        _store(whitened, _product(shape, ([transposed(part) for part in inverse], carried)))
+        plgpu.commit_smem()
+        _store(gain, _product(shape, (inverse, whitened)))
+        plgpu.commit_smem()
+        s = plgpu.load(joint.at[:, :LENGTH], layout=LAYOUT)
+        doubled = _product(shape, (split(s, count), gain))
+        _store(carried, 0.5 * doubled - _load(carried))
+
+    def update(squared, noise):
+        """P' = P a_L^2 + n_L I + X + X^T, a band of 64 columns after the other."""
+        for band in range(dim // LENGTH):
+            columns = slice(LENGTH * band, LENGTH * (band + 1))
+            left = [transposed(part) for part in gain], [transposed(part) for part in carried]
+            right = [part.at[:, columns] for part in carried], [p.at[:, columns] for p in gain]
+            change = _product((dim, LENGTH), *zip(left, right, strict=True))
+            row, column = diagonal(dim)
+            here = row == column + LENGTH * band
+            band_cov = [part.at[:, columns] for part in cov]
+            prior = _load(band_cov) * squared + jnp.where(here, noise, jnp.float32(0.0))
+            # What rounding may have taken from a diagonal entry is put back on it.
+            prior = prior + jnp.where(here, eps * prior, jnp.float32(0.0))
+            _store(band_cov, prior + change)
+
+    def step(chunk, _):
+        plgpu.barrier_wait(loaded)
+        for i, part in enumerate(cov):
+            plgpu.copy_smem_to_gmem(part, cov_gm.at[program, chunk, i])
+        make_joint(chunk)
+        squared, noise = rows[4, 0], rows[4, 1]
+        plgpu.commit_smem()
+        fetch(lax.min(chunk + 1, chunks - 1))
+        _factor(joint, panel, finished, inverse, plain)
+        for i, part in enumerate(inverse):
+            plgpu.copy_smem_to_gmem(part, inverse_gm.at[program, chunk, i])
+        make_gain()
+        plgpu.commit_smem()
+        plgpu.wait_smem_to_gmem(0)
+        update(squared, noise)
+        plgpu.commit_smem()
+        return 0
+
+    fetch(0)
+    for i, part in enumerate(cov):
+        plgpu.copy_gmem_to_smem(first_gm.at[program, i], part, first_loaded)
+    plgpu.barrier_wait(first_loaded)
+    lax.fori_loop(0, chunks, step, 0)
+    plgpu.barrier_wait(loaded)  # of the last fetch, which nobody reads
+    for i, part in enumerate(cov):
+        plgpu.copy_smem_to_gmem(part, cov_gm.at[program, chunks, i])
+    plgpu.wait_smem_to_gmem(0)
+
+
+def run_chain(
+    keys: jax.Array,
+    gram: jax.Array,
+    rows: jax.Array,
+    first: jax.Array,
+    *,
+    interpret: bool = False,
+) -> tuple[jax.Array, jax.Array]:
+    """Launches the kernel.
+
+    Args:
+      keys: [B H, N, L, D] bfloat16.
+      gram: [B H G, N, L, L] float32.
+      rows: [B H G, N, 5, L] float32: a_i; e_i a_i^2; e_i n_i; r_i^2; then a_L^2, n_L and zeros.
+      first: [B H G, parts, D, D] bfloat16, parts of the first covariance.
+      interpret: run without inlined code, for the interpreter.
+
+    Returns:
+      Parts of T^T [B H G, N, parts, L, L] and of P at chunk entries and the end
+      [B H G, N + 1, parts, D, D], bfloat16.
+    """
+    programs, chunks = gram.shape[:2]
+    parts, dim = first.shape[1:3]
+    bf16, f32 = jnp.bfloat16, jnp.float32
+
+    def wide(height, width):
+        return plgpu.SMEM((height, width), bf16, transforms=panels.WIDE)
+
+    tall = [wide(LENGTH, dim)] * parts
+    finished = [
+        plgpu.SMEM((LENGTH // panels.WIDTH, 128, panels.WIDTH), f32, transforms=panels.PANEL)
+    ] * 2
+    scratch = [
+        wide(LENGTH, dim),
+        plgpu.SMEM((5, LENGTH), f32),
+        [wide(dim, dim)] * parts,
+        tall,
+        plgpu.SMEM((LENGTH, LENGTH + 8), f32),
+        plgpu.SMEM((128, panels.PITCH), f32),
+        [wide(LENGTH, LENGTH)] * parts,
+        plgpu.RefUnion(finished, (tall, tall)),
+        plgpu.Barrier(num_arrivals=2),
+        plgpu.Barrier(num_arrivals=parts),
+    ]
+    body = functools.partial(
+        _chain_body, groups=programs // keys.shape[0], chunks=chunks, plain=interpret
+    )
+    out = [
+        jax.ShapeDtypeStruct((programs, chunks, parts, LENGTH, LENGTH), bf16),
+        jax.ShapeDtypeStruct((programs, chunks + 1, parts, dim, dim), bf16),
+    ]
+    return mosaic_kernel(
+        body,
+        out,
+        scratch,
+        grid=(programs,),
+        grid_names=("program",),
+        compiler_params=plgpu.CompilerParams(
+            lowering_semantics=plgpu.LoweringSemantics.Lane, unsafe_no_auto_barriers=True
+        ),
+    )(keys, gram, rows, first)
+
+
+def covariance_chain(
+    terms: Terms, cov: jax.Array, config: Config, *, interpret: bool = False
+) -> tuple[jax.Array, Factors]:
+    """`algebra.covariance_chain` by the kernel.
+
+    Args:
+      terms: of all chunks, L = 64; keys that bfloat16 holds.
+      cov: [B, H, G, D, D], before the first chunk.
+      config: tuning values.
+      interpret: run without inlined code, for the interpreter.
+    """
+    chunks, batch, heads, groups = terms.gram.shape[:4]
+    dim = cov.shape[-1]
+
+    def programs(x: jax.Array) -> jax.Array:
+        """[N, B, H, G, ...] -> [B H G, N, ...]."""
+        x = jnp.moveaxis(x, 0, 3)
+        return x.reshape(batch * heads * groups, chunks, *x.shape[4:])
+
+    def chunked(x: jax.Array) -> jax.Array:
+        """[B H G, N, ...] -> [N, B, H, G, ...]."""
+        return jnp.moveaxis(x.reshape(batch, heads, groups, *x.shape[1:]), 3, 0)
+
+    keys = jnp.moveaxis(terms.keys, 0, 2).reshape(batch * heads, chunks, *terms.keys.shape[3:])
+    total, noise = terms.total[..., None], terms.noise[..., -1:]
+    last = jnp.concatenate([total * total, noise], axis=-1)
+    last = jnp.pad(last, [(0, 0)] * 3 + [(0, LENGTH - 2)])
+    e, a = terms.to_end, terms.entry
+    shared = jnp.stack([a, e * a * a, e * terms.noise, jnp.zeros_like(a), last], axis=-2)
+    rows = jnp.broadcast_to(grouped(shared, 2), (*terms.gram.shape[:4], 5, LENGTH))
+    rows = rows.at[..., 3, :].set(terms.obs_var)
+    first = cov.reshape(-1, dim, dim)
+    inverse_parts, cov_parts = run_chain(
+        keys.astype(jnp.bfloat16),
+        programs(terms.gram),
+        programs(rows),
+        jnp.stack(split(first, config.parts), axis=1),
+        interpret=interpret,
+    )
+
+    def joined(parts: jax.Array) -> jax.Array:
+        return jnp.sum(parts.astype(jnp.float32), axis=2)
+
+    covs = joined(cov_parts)
+    covs = 0.5 * (covs + transpose(covs))
+    entries, last_cov = chunked(covs[:, :-1]), covs[:, -1].reshape(cov.shape)
+    inverse = chunked(jnp.tril(transpose(joined(inverse_parts))))
+    highest = config.forward
+    key_cov = algebra.product(grouped(terms.keys, 2), entries, highest)
+    carried = algebra.carried(terms, key_cov)
+    writes = algebra.product(inverse * grouped(terms.ratio, 2), carried, highest)
+    return last_cov, Factors(inverse, writes, entries)
