@@ -29,6 +29,12 @@ LENGTH = 64
 
 LAYOUT = plgpu.Layout.WGMMA
 
+ENTRY, TO_END, NOISE, OBS_VAR, LOGS, LAST = range(6)
+"""Rows of the vectors of a chunk: a_i, e_i, n_i, r_i^2, c_i / log 2, and (a_L^2, n_L, 0, ...)."""
+
+RESET = -40.0
+"""Floor of log2 of a decay, a document start included, where decays come from sums c_i."""
+
 
 def mosaic_kernel(body: Callable[..., None], out: Any, scratch: Any, **options: Any) -> Any:
     """`plgpu.kernel` with the names that this version of JAX has for outputs and scratch."""
@@ -68,13 +74,10 @@ def _load(refs: Sequence[Any]) -> jax.Array:
     return functools.reduce(jnp.add, reversed(parts))
 
 
-def _accumulate(acc: Any, left: Sequence[Any], right: Sequence[Any]) -> None:
-    """Adds (sum of left) (sum of right) to an accumulator, without the products that round off."""
+def _pairs(left: Sequence[Any], right: Sequence[Any]) -> list[tuple[Any, Any]]:
+    """Parts whose products make (sum of left) (sum of right), without those that round off."""
     kept = max(len(left), len(right))
-    for i, x in enumerate(left):
-        for j, y in enumerate(right):
-            if i + j < kept:
-                plgpu.wgmma(acc, x, y)
+    return [(x, y) for i, x in enumerate(left) for j, y in enumerate(right) if i + j < kept]
 
 
 def _product(shape: tuple[int, int], *pairs: tuple[Sequence[Any], Sequence[Any]]) -> jax.Array:
@@ -82,13 +85,39 @@ def _product(shape: tuple[int, int], *pairs: tuple[Sequence[Any], Sequence[Any]]
 
     def scope(acc):
         for left, right in pairs:
-            _accumulate(acc, left, right)
+            for x, y in _pairs(left, right):
+                plgpu.wgmma(acc, x, y)
         return acc[...]
 
     return pl.run_scoped(scope, plgpu.ACC(shape, jnp.float32))
 
 
-def _factor(joint: Any, panel: Any, finished: Sequence[Any], inverse: Sequence[Any], plain: bool):
+def _register_product(
+    left: jax.Array, count: int, right: Sequence[Any], across: bool, plain: bool
+) -> jax.Array:
+    """The product of a matrix in registers, split into `count` parts, and one in shared memory.
+
+    Args:
+      left: [M, K] float32.
+      count: its parts.
+      right: parts [K, N], or with `across` [N, K].
+      across: whether to take the transpose of `right`.
+      plain: without wgmma, whose operands the interpreter wants in shared memory.
+    """
+    parts = split(left, count)
+    if plain:
+        right = [(part[...].T if across else part[...]).astype(jnp.float32) for part in right]
+        pairs = _pairs([part.astype(jnp.float32) for part in parts], right)
+        return functools.reduce(jnp.add, [x @ y for x, y in pairs])
+    width = right[0].shape[0 if across else 1]
+    right = [transposed(part) if across else part for part in right]
+    return _product((left.shape[0], width), (parts, right))
+
+
+def _factor(
+    joint: Any, panel: Any, logs: Any, finished: list[Any], inverse: list[Any], aged: list[Any],
+    plain: bool,
+) -> None:  # fmt: skip
     """Runs the elimination on [S | I]^T: T^T into `inverse`, panels of 8 columns from the left.
 
     A panel takes in what all panels before it leave of it by one product, and is then factored in
@@ -97,8 +126,10 @@ def _factor(joint: Any, panel: Any, finished: Sequence[Any], inverse: Sequence[A
     Args:
       joint: [64, 72] float32, S in columns 0..63.
       panel: [128, PITCH] float32, scratch.
+      logs: [L] float32, cumulative log decays in units of log 2.
       finished: two [8, 128, 8] float32 as `panels.PANEL`, scratch.
-      inverse: parts [64, 64] bfloat16 as `panels.WIDE`.
+      inverse: parts [64, 64] bfloat16 as `panels.WIDE`, of T^T.
+      aged: the same, of T^T with each entry times its decay.
       plain: without inlined code, for the interpreter.
     """
     width, half = panels.WIDTH, LENGTH
@@ -128,12 +159,12 @@ def _factor(joint: Any, panel: Any, finished: Sequence[Any], inverse: Sequence[A
         panel[:half, :width] = given - taken
         panel[half:, :width] = eye - taken_eye
         plgpu.commit_smem()
-        block = panel.at[pl.ds(start, width)]
         done = [part.at[number] for part in finished]
         if plain:
-            panels.factor_panel_plainly(panel, block, done, list(inverse), start)
+            panels.factor_panel_plainly(panel, start, logs, done, inverse, aged)
         else:
-            panels.factor_panel(panel, block, done, list(inverse))
+            block = panel.at[pl.ds(start, width)]
+            panels.factor_panel(panel, block, logs, done, inverse, aged)
         plgpu.commit_smem()
         return 0
 
@@ -141,67 +172,75 @@ def _factor(joint: Any, panel: Any, finished: Sequence[Any], inverse: Sequence[A
 
 
 def _chain_body(
-    keys_gm, gram_gm, rows_gm, first_gm, inverse_gm, cov_gm,
-    keys, rows, cov, carried, joint, panel, inverse, either, loaded, first_loaded,
+    keys_gm, gram_gm, rows_gm, first_gm, inverse_gm, writes_gm, cov_gm,
+    early, rows, cov, carried, joint, panel, inverse, either, loaded, first_loaded,
     *, groups: int, chunks: int, plain: bool,
 ):  # fmt: skip
     """Runs one program; see `run_chain` for the arrays in global memory (`_gm`).
 
-    In shared memory: keys [L, D]; rows [5, L] float32; parts of the covariance [D, D]; parts of the
-    rows B, later of X's inner factor [L, D]; S [L, 72]; the panel; parts of T^T [L, L]; and in one
-    place either the finished panels or parts of Z and of the gain [L, D].
+    In shared memory: in one place keys [L, D], later the transpose of T with its decays; two
+    chunks' rows [2, 6, L] float32; parts of the covariance [D, D]; parts of Cov(S_j) k_j, later of X's inner factor
+    [L, D]; S [L, 72]; the panel; parts of T^T [L, L]; and in one place either the finished panels
+    or parts of the writes and of the gain [L, D].
     """
-    finished, (whitened, gain) = either
+    (keys,), aged = early
+    finished, (writes, gain) = either
     dim, count = keys.shape[1], len(cov)
     program = lax.axis_index("program")
     eps = jnp.float32(algebra.CHAIN_EPS[count])
 
     def fetch(chunk):
-        plgpu.copy_gmem_to_smem(keys_gm.at[program // groups, chunk], keys, loaded)
-        plgpu.copy_gmem_to_smem(rows_gm.at[program, chunk], rows, loaded)
+        given = lax.min(chunk, chunks - 1)
+        plgpu.copy_gmem_to_smem(keys_gm.at[program // groups, given], keys, loaded)
+        plgpu.copy_gmem_to_smem(rows_gm.at[program, given], rows.at[lax.rem(chunk, 2)], loaded)
 
-    def by_row(index, shape):
-        values = plgpu.load(rows.at[index], layout=LAYOUT.reduce(1))
+    def by_row(vectors, index, shape):
+        values = plgpu.load(vectors.at[index], layout=LAYOUT.reduce(1))
         return lax.broadcast_in_dim(values, shape, (0,))
-
-    def by_column(index, shape):
-        values = plgpu.load(rows.at[index], layout=LAYOUT.reduce(0))
-        return lax.broadcast_in_dim(values, shape, (1,))
 
     def diagonal(height):
         shape = (height, LENGTH)
         across = plgpu.broadcasted_iota(jnp.int32, shape, 1, layout=LAYOUT)
         return plgpu.broadcasted_iota(jnp.int32, shape, 0, layout=LAYOUT), across
 
-    def make_joint(chunk):
-        """Leaves B in `carried` and S in `joint`."""
+    def make_joint(gram, vectors):
+        """Leaves Cov(S_j) k_j in `carried` and S in `joint`."""
         tall, square = (LENGTH, dim), (LENGTH, LENGTH)
         # K (P + P^T) / 2: rounding makes P unsymmetric, and nothing here would damp that.
         both = [([keys], [part]) for part in cov] + [([keys], [transposed(p)]) for p in cov]
         key_cov = 0.5 * _product(tall, *both)
         wide = plgpu.load(keys, layout=LAYOUT).astype(jnp.float32)
-        _store(carried, key_cov * by_row(1, tall) + wide * by_row(2, tall))
-        s = _product(square, (split(key_cov, count), [transposed(keys)]))
-        gram = plgpu.load(gram_gm.at[program, chunk], layout=LAYOUT, optimized=False)
-        s = s * by_row(0, square) * by_column(0, square) + gram
+        entry = by_row(vectors, ENTRY, tall)
+        _store(carried, key_cov * entry * entry + wide * by_row(vectors, NOISE, tall))
+        s = _register_product(key_cov, count, [keys], True, plain)
+        across = plgpu.load(vectors.at[ENTRY], layout=LAYOUT.reduce(0))
+        s = s * by_row(vectors, ENTRY, square) * lax.broadcast_in_dim(across, square, (1,)) + gram
         row, column = diagonal(LENGTH)
-        floor = jnp.float32(algebra.NOISE_FLOOR * 2.0**-23) * s - by_row(3, square)
-        s = s + jnp.where(row == column, jnp.maximum(floor, jnp.float32(0.0)), jnp.float32(0.0))
+        short = jnp.float32(algebra.NOISE_FLOOR * 2.0**-23) * s - by_row(vectors, OBS_VAR, square)
+        s = s + jnp.where(row == column, jnp.maximum(short, jnp.float32(0.0)), jnp.float32(0.0))
         joint[:, :LENGTH] = s
 
-    def make_gain():
-        """Leaves K^T = T^T (T B) in `gain` and S K^T / 2 - B in `carried`."""
+    def make_gain(chunk, vectors):
+        """Leaves K^T = T^T Z in `gain` and S K^T / 2 - B in `carried`; writes go out."""
         shape = (LENGTH, dim)
-        _store(whitened, _product(shape, ([transposed(part) for part in inverse], carried)))
+        u = _product(shape, ([transposed(part) for part in aged], carried))
+        _store(writes, u)
+        _store(gain, by_row(vectors, TO_END, shape) * u)
         plgpu.commit_smem()
-        _store(gain, _product(shape, (inverse, whitened)))
+        fetch(chunk + 1)  # where `aged` was
+        for i, part in enumerate(writes):
+            plgpu.copy_smem_to_gmem(part, writes_gm.at[program, chunk, i])
+        whole = _product(shape, (inverse, gain))
+        plgpu.commit_smem()
+        _store(gain, whole)
         plgpu.commit_smem()
         s = plgpu.load(joint.at[:, :LENGTH], layout=LAYOUT)
-        doubled = _product(shape, (split(s, count), gain))
-        _store(carried, 0.5 * doubled - _load(carried))
+        doubled = _register_product(s, count, gain, False, plain)
+        _store(carried, 0.5 * doubled - by_row(vectors, TO_END, shape) * _load(carried))
 
-    def update(squared, noise):
+    def update(vectors):
         """P' = P a_L^2 + n_L I + X + X^T, a band of 64 columns after the other."""
+        squared, noise = vectors[LAST, 0], vectors[LAST, 1]
         for band in range(dim // LENGTH):
             columns = slice(LENGTH * band, LENGTH * (band + 1))
             left = [transposed(part) for part in gain], [transposed(part) for part in carried]
@@ -216,24 +255,25 @@ def _chain_body(
             _store(band_cov, prior + change)
 
     def step(chunk, _):
+        vectors = rows.at[lax.rem(chunk, 2)]
+        # Early, and straight to registers: it is on its way during the first products.
+        gram = plgpu.load(gram_gm.at[program, chunk], layout=LAYOUT, optimized=False)
         plgpu.barrier_wait(loaded)
         for i, part in enumerate(cov):
             plgpu.copy_smem_to_gmem(part, cov_gm.at[program, chunk, i])
-        make_joint(chunk)
-        squared, noise = rows[4, 0], rows[4, 1]
+        make_joint(gram, vectors)
         plgpu.commit_smem()
-        fetch(lax.min(chunk + 1, chunks - 1))
-        _factor(joint, panel, finished, inverse, plain)
+        _factor(joint, panel, vectors.at[LOGS], finished, inverse, aged, plain)
         for i, part in enumerate(inverse):
             plgpu.copy_smem_to_gmem(part, inverse_gm.at[program, chunk, i])
-        make_gain()
+        make_gain(chunk, vectors)
         plgpu.commit_smem()
         plgpu.wait_smem_to_gmem(0)
-        update(squared, noise)
+        update(vectors)
         plgpu.commit_smem()
         return 0
 
-    fetch(0)
+    fetch(jnp.int32(0))
     for i, part in enumerate(cov):
         plgpu.copy_gmem_to_smem(first_gm.at[program, i], part, first_loaded)
     plgpu.barrier_wait(first_loaded)
@@ -251,19 +291,19 @@ def run_chain(
     first: jax.Array,
     *,
     interpret: bool = False,
-) -> tuple[jax.Array, jax.Array]:
+) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Launches the kernel.
 
     Args:
       keys: [B H, N, L, D] bfloat16.
       gram: [B H G, N, L, L] float32.
-      rows: [B H G, N, 5, L] float32: a_i; e_i a_i^2; e_i n_i; r_i^2; then a_L^2, n_L and zeros.
+      rows: [B H G, N, 6, L] float32, see `ENTRY`.
       first: [B H G, parts, D, D] bfloat16, parts of the first covariance.
       interpret: run without inlined code, for the interpreter.
 
     Returns:
-      Parts of T^T [B H G, N, parts, L, L] and of P at chunk entries and the end
-      [B H G, N + 1, parts, D, D], bfloat16.
+      Parts, bfloat16, of T^T [B H G, N, parts, L, L], of the writes [B H G, N, parts, L, D], and of
+      P at chunk entries and at the end [B H G, N + 1, parts, D, D].
     """
     programs, chunks = gram.shape[:2]
     parts, dim = first.shape[1:3]
@@ -272,18 +312,17 @@ def run_chain(
     def wide(height, width):
         return plgpu.SMEM((height, width), bf16, transforms=panels.WIDE)
 
-    tall = [wide(LENGTH, dim)] * parts
-    finished = [
-        plgpu.SMEM((LENGTH // panels.WIDTH, 128, panels.WIDTH), f32, transforms=panels.PANEL)
-    ] * 2
+    tall, square = [wide(LENGTH, dim)] * parts, [wide(LENGTH, LENGTH)] * parts
+    panel = (LENGTH // panels.WIDTH, 128, panels.WIDTH)
+    finished = [plgpu.SMEM(panel, f32, transforms=panels.PANEL)] * 2
     scratch = [
-        wide(LENGTH, dim),
-        plgpu.SMEM((5, LENGTH), f32),
+        plgpu.RefUnion([wide(LENGTH, dim)], square),
+        plgpu.SMEM((2, 6, LENGTH), f32),
         [wide(dim, dim)] * parts,
         tall,
         plgpu.SMEM((LENGTH, LENGTH + 8), f32),
         plgpu.SMEM((128, panels.PITCH), f32),
-        [wide(LENGTH, LENGTH)] * parts,
+        square,
         plgpu.RefUnion(finished, (tall, tall)),
         plgpu.Barrier(num_arrivals=2),
         plgpu.Barrier(num_arrivals=parts),
@@ -293,6 +332,7 @@ def run_chain(
     )
     out = [
         jax.ShapeDtypeStruct((programs, chunks, parts, LENGTH, LENGTH), bf16),
+        jax.ShapeDtypeStruct((programs, chunks, parts, LENGTH, dim), bf16),
         jax.ShapeDtypeStruct((programs, chunks + 1, parts, dim, dim), bf16),
     ]
     return mosaic_kernel(
@@ -305,6 +345,24 @@ def run_chain(
             lowering_semantics=plgpu.LoweringSemantics.Lane, unsafe_no_auto_barriers=True
         ),
     )(keys, gram, rows, first)
+
+
+def _rows(terms: Terms, logs: jax.Array) -> jax.Array:
+    """Returns the vectors of each chunk, [N, B, H, G, 6, L]; `logs` is [N, B, H, L]."""
+    total, noise = terms.total[..., None], terms.noise[..., -1:]
+    last = jnp.concatenate([total * total, noise], axis=-1)
+    last = jnp.pad(last, [(0, 0)] * 3 + [(0, LENGTH - 2)])
+    zero = jnp.zeros_like(logs)
+    shared = jnp.stack([terms.entry, terms.to_end, terms.noise, zero, logs, last], axis=-2)
+    rows = jnp.broadcast_to(grouped(shared, 2), (*terms.obs_var.shape[:4], 6, LENGTH))
+    return rows.at[..., OBS_VAR, :].set(terms.obs_var)
+
+
+def _logs(ratio: jax.Array) -> jax.Array:
+    """Returns cumulative log decays [..., L], in units of log 2, from decays [..., L, L]."""
+    steps = jnp.diagonal(ratio, -1, axis1=-2, axis2=-1)
+    logs = jnp.maximum(jnp.log2(steps), RESET)
+    return jnp.cumsum(jnp.pad(logs, [(0, 0)] * (logs.ndim - 1) + [(1, 0)]), axis=-1)
 
 
 def covariance_chain(
@@ -326,36 +384,20 @@ def covariance_chain(
         x = jnp.moveaxis(x, 0, 3)
         return x.reshape(batch * heads * groups, chunks, *x.shape[4:])
 
-    def chunked(x: jax.Array) -> jax.Array:
-        """[B H G, N, ...] -> [N, B, H, G, ...]."""
+    def joined(parts: jax.Array) -> jax.Array:
+        """Parts [B H G, N, parts, ...] -> [N, B, H, G, ...]."""
+        x = jnp.sum(parts.astype(jnp.float32), axis=2)
         return jnp.moveaxis(x.reshape(batch, heads, groups, *x.shape[1:]), 3, 0)
 
-    keys = jnp.moveaxis(terms.keys, 0, 2).reshape(batch * heads, chunks, *terms.keys.shape[3:])
-    total, noise = terms.total[..., None], terms.noise[..., -1:]
-    last = jnp.concatenate([total * total, noise], axis=-1)
-    last = jnp.pad(last, [(0, 0)] * 3 + [(0, LENGTH - 2)])
-    e, a = terms.to_end, terms.entry
-    shared = jnp.stack([a, e * a * a, e * terms.noise, jnp.zeros_like(a), last], axis=-2)
-    rows = jnp.broadcast_to(grouped(shared, 2), (*terms.gram.shape[:4], 5, LENGTH))
-    rows = rows.at[..., 3, :].set(terms.obs_var)
-    first = cov.reshape(-1, dim, dim)
-    inverse_parts, cov_parts = run_chain(
+    keys = jnp.moveaxis(terms.keys, 0, 2).reshape(batch * heads, chunks, LENGTH, dim)
+    inverse, writes, covs = run_chain(
         keys.astype(jnp.bfloat16),
         programs(terms.gram),
-        programs(rows),
-        jnp.stack(split(first, config.parts), axis=1),
+        programs(_rows(terms, _logs(terms.ratio))),
+        jnp.stack(split(cov.reshape(-1, dim, dim), config.parts), axis=1),
         interpret=interpret,
     )
-
-    def joined(parts: jax.Array) -> jax.Array:
-        return jnp.sum(parts.astype(jnp.float32), axis=2)
-
-    covs = joined(cov_parts)
-    covs = 0.5 * (covs + transpose(covs))
-    entries, last_cov = chunked(covs[:, :-1]), covs[:, -1].reshape(cov.shape)
-    inverse = chunked(jnp.tril(transpose(joined(inverse_parts))))
-    highest = config.forward
-    key_cov = algebra.product(grouped(terms.keys, 2), entries, highest)
-    carried = algebra.carried(terms, key_cov)
-    writes = algebra.product(inverse * grouped(terms.ratio, 2), carried, highest)
-    return last_cov, Factors(inverse, writes, entries)
+    cov_all = joined(covs)
+    cov_all = 0.5 * (cov_all + transpose(cov_all))
+    factors = Factors(jnp.tril(transpose(joined(inverse))), joined(writes), cov_all[:-1])
+    return cov_all[-1], factors

@@ -8,6 +8,8 @@ that no pivot has to travel between threads, and then solves its own row.
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
 from jax.experimental.mosaic.gpu import utils as mgpu_utils
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxlib.mlir import ir
@@ -147,7 +149,34 @@ def _distance(start: ir.Value, pointer: ir.Value, size: int) -> ir.Value:
     return arith.divui(difference, _i32(size))
 
 
-def factor_panel(panel: Any, block: Any, finished: list[Any], inverse: list[Any]) -> None:
+def _aged(values: list[ir.Value], logs: ir.Value, thread: ir.Value, number: ir.Value):
+    """Multiplies T_jl for the panel's 8 j by the decay from after l to after j, l the own row.
+
+    Args:
+      values: T_jl for each j.
+      logs: pointer to c [L] float32, cumulative log decays in units of log 2.
+      thread: l, counted from 0.
+      number: the panel's.
+    """
+    own = llvm.load(
+        ir.F32Type.get(), mgpu_utils.getelementptr(logs, [thread], ir.F32Type.get())
+    )
+    first = arith.muli(number, _i32(WIDTH))
+    ends: list[ir.Value] = []
+    for quarter in range(WIDTH // 4):
+        ends += _load4(logs, arith.addi(first, _i32(4 * quarter)))
+    zero = arith.constant(ir.F32Type.get(), 0.0)
+    aged = []
+    for value, end in zip(values, ends, strict=True):
+        # T is 0 where j < l, and there the sum would be positive.
+        span = _asm("min.f32", _asm("sub.rn.f32", end, own), zero)
+        aged.append(_asm("mul.rn.f32", value, _asm("ex2.approx.ftz.f32", span)))
+    return aged
+
+
+def factor_panel(
+    panel: Any, block: Any, logs: Any, finished: list[Any], inverse: list[Any], aged: list[Any]
+) -> None:
     """Factors one panel of [S | I]^T and solves its rows.
 
     Args:
@@ -155,47 +184,53 @@ def factor_panel(panel: Any, block: Any, finished: list[Any], inverse: list[Any]
         take from them: rows 0..63 of S, rows 64..127 of I.
       block: the panel's rows of its own 8 x 8 diagonal block, a slice [8, PITCH] of `panel`; tells
         which panel it is.
+      logs: [L] float32, cumulative log decays in units of log 2.
       finished: two [128, 8] float32 as `PANEL`: what tf32 keeps of the solved rows, and the rest.
         Rows 0..63 become the panel's columns of chol(S), rows 64..127 those of T^T = chol(S)^{-T}.
       inverse: [64, 64] bfloat16 as `WIDE`, parts whose sum is T^T; gets the panel's 8 columns.
+      aged: the same for the transpose of T with each entry times its decay.
     """
     panels = (plgpu.RefType(PANEL),) * len(finished)
     wides = (plgpu.RefType(WIDE),) * len(inverse)
 
-    @plgpu.inline_mgpu(arg_types=(plgpu.RefType(), plgpu.RefType(), panels, wides))
-    def run(_, panel, block, finished, inverse):
-        panel, block, *others = map(
-            mgpu_utils.memref_ptr, (panel, block, *finished, *inverse)
-        )
-        high, low, *parts = others
+    @plgpu.inline_mgpu(
+        arg_types=(plgpu.RefType(), plgpu.RefType(), plgpu.RefType(), panels, wides, wides)
+    )
+    def run(_, panel, block, logs, finished, inverse, aged):
+        pointers = map(mgpu_utils.memref_ptr, (panel, block, logs, *finished, *inverse, *aged))
+        panel, block, logs, high, low, *parts = pointers
         thread = _thread()
         row = _row_of_panel(panel, block, thread)
         highs, lows = zip(*map(_tf32_parts, row), strict=True)
         _store_panel(high, thread, list(highs))
         _store_panel(low, thread, list(lows))
         number = _distance(panel, block, 4 * PITCH * WIDTH)
-        is_inverse = arith.cmpi(arith.CmpIPredicate.uge, thread, _i32(64))
-        with mgpu_utils.when(is_inverse):
-            split = [_bf16_parts(x, len(parts)) for x in row]
-            for i, matrix in enumerate(parts):
-                own = arith.subi(thread, _i32(64))
-                _store_wide(matrix, own, number, [values[i] for values in split])
+        count = len(inverse)
+        with mgpu_utils.when(arith.cmpi(arith.CmpIPredicate.uge, thread, _i32(64))):
+            own = arith.subi(thread, _i32(64))
+            for values, matrices in (
+                (row, parts[:count]),
+                (_aged(row, logs, own, number), parts[count:]),
+            ):
+                split = [_bf16_parts(x, count) for x in values]
+                for i, matrix in enumerate(matrices):
+                    _store_wide(matrix, own, number, [x[i] for x in split])
 
-    run(panel, block, tuple(finished), tuple(inverse))
+    run(panel, block, logs, tuple(finished), tuple(inverse), tuple(aged))
 
 
 def factor_panel_plainly(
-    panel: Any, block: Any, finished: list[Any], inverse: list[Any], offset: jax.Array
+    panel: Any, offset: jax.Array, logs: Any, finished: list[Any], inverse: list[Any], aged: list[Any]
 ) -> None:
     """`factor_panel` without inlined code, for the interpreter; `offset` is the first column."""
-    import jax.numpy as jnp
-
-    lower = jnp.linalg.cholesky(block[:, :WIDTH])
+    columns = pl.ds(offset, WIDTH)
+    lower = jnp.linalg.cholesky(panel[columns, :WIDTH])
     rows = jax.scipy.linalg.solve_triangular(lower, panel[:, :WIDTH].T, lower=True).T
     finished[0][...] = rows
     finished[1][...] = jnp.zeros_like(rows)
-    rest = rows[64:]
-    for matrix in inverse:
-        part = rest.astype(jnp.bfloat16)
-        matrix[:, jax.experimental.pallas.ds(offset, WIDTH)] = part
-        rest = rest - part.astype(jnp.float32)
+    decay = jnp.exp2(jnp.minimum(logs[columns][None, :] - logs[...][:, None], 0.0))
+    for rest, matrices in ((rows[64:], inverse), (rows[64:] * decay, aged)):
+        for matrix in matrices:
+            part = rest.astype(jnp.bfloat16)
+            matrix[:, columns] = part
+            rest = rest - part.astype(jnp.float32)
