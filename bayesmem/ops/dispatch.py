@@ -69,9 +69,10 @@ def kernel(folder: str, backend: str) -> Form:
     """Returns a form that runs `kernels_pallas/<folder>` on a GPU, imported on its first call.
 
     The form raises NotImplementedError where the process has no GPU or the package no such kernel.
+    It passes options on: what a kernel wants to know beyond the arrays that all forms take.
     """
 
-    def form(*arguments):
+    def form(*arguments, **options):
         found = jax.default_backend()
         if found != "gpu":
             raise NotImplementedError(
@@ -81,7 +82,7 @@ def kernel(folder: str, backend: str) -> Form:
             module = importlib.import_module(f"kernels_pallas.{folder}.op")
         except ImportError as error:
             raise NotImplementedError(f"there is no {backend} kernel for it ({error})") from error
-        return module.run(backend, *arguments)
+        return module.run(backend, *arguments, **options)
 
     return form
 

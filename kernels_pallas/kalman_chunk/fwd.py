@@ -10,9 +10,7 @@ bits survive, with 3 all. The factorization itself runs on tf32 parts, which is 
 """
 
 import functools
-import inspect
-from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,98 +18,13 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from kernels_pallas.kalman_chunk import algebra, panels
+from kernels_pallas.kalman_chunk import algebra, panels, tiles
 from kernels_pallas.kalman_chunk.algebra import Factors, Terms, grouped, transpose
 from kernels_pallas.kalman_chunk.config import Config
-
-LENGTH = 64
-"""L, tokens in a chunk: [S | I] then has a row for each of a warpgroup's 128 threads."""
-
-LAYOUT = plgpu.Layout.WGMMA
+from kernels_pallas.kalman_chunk.tiles import LAYOUT, LENGTH
 
 ENTRY, TO_END, NOISE, OBS_VAR, LOGS, LAST = range(6)
 """Rows of the vectors of a chunk: a_i, e_i, n_i, r_i^2, c_i / log 2, and (a_L^2, n_L, 0, ...)."""
-
-RESET = -40.0
-"""Floor of log2 of a decay, a document start included, where decays come from sums c_i."""
-
-
-def mosaic_kernel(body: Callable[..., None], out: Any, scratch: Any, **options: Any) -> Any:
-    """`plgpu.kernel` with the names that this version of JAX has for outputs and scratch."""
-    known = inspect.signature(plgpu.kernel).parameters
-    named = {
-        "out_type" if "scratch_types" in known else "out_shape": out,
-        "scratch_types" if "scratch_types" in known else "scratch_shapes": scratch,
-    }
-    return plgpu.kernel(body, **named, **options)
-
-
-def transposed(ref: Any) -> Any:
-    """The view of a matrix in shared memory with its axes swapped."""
-    if hasattr(plgpu, "transpose_ref"):
-        return plgpu.transpose_ref(ref, (1, 0))
-    return ref.transpose((1, 0))
-
-
-def split(x: jax.Array, count: int) -> list[jax.Array]:
-    """Splits float32 into `count` bfloat16 whose sum it is, to 8 bits a part."""
-    parts = []
-    for _ in range(count):
-        part = x.astype(jnp.bfloat16)
-        parts.append(part)
-        x = x - part.astype(jnp.float32)
-    return parts
-
-
-def _store(refs: Sequence[Any], x: jax.Array) -> None:
-    for ref, part in zip(refs, split(x, len(refs)), strict=True):
-        ref[...] = part
-
-
-def _load(refs: Sequence[Any]) -> jax.Array:
-    """The float32 sum of parts, smallest first."""
-    parts = [plgpu.load(ref, layout=LAYOUT).astype(jnp.float32) for ref in refs]
-    return functools.reduce(jnp.add, reversed(parts))
-
-
-def _pairs(left: Sequence[Any], right: Sequence[Any]) -> list[tuple[Any, Any]]:
-    """Parts whose products make (sum of left) (sum of right), without those that round off."""
-    kept = max(len(left), len(right))
-    return [(x, y) for i, x in enumerate(left) for j, y in enumerate(right) if i + j < kept]
-
-
-def _product(shape: tuple[int, int], *pairs: tuple[Sequence[Any], Sequence[Any]]) -> jax.Array:
-    """The sum of products of pairs of matrices, each given by its parts, [M, N] float32."""
-
-    def scope(acc):
-        for left, right in pairs:
-            for x, y in _pairs(left, right):
-                plgpu.wgmma(acc, x, y)
-        return acc[...]
-
-    return pl.run_scoped(scope, plgpu.ACC(shape, jnp.float32))
-
-
-def _register_product(
-    left: jax.Array, count: int, right: Sequence[Any], across: bool, plain: bool
-) -> jax.Array:
-    """The product of a matrix in registers, split into `count` parts, and one in shared memory.
-
-    Args:
-      left: [M, K] float32.
-      count: its parts.
-      right: parts [K, N], or with `across` [N, K].
-      across: whether to take the transpose of `right`.
-      plain: without wgmma, whose operands the interpreter wants in shared memory.
-    """
-    parts = split(left, count)
-    if plain:
-        right = [(part[...].T if across else part[...]).astype(jnp.float32) for part in right]
-        pairs = _pairs([part.astype(jnp.float32) for part in parts], right)
-        return functools.reduce(jnp.add, [x @ y for x, y in pairs])
-    width = right[0].shape[0 if across else 1]
-    right = [transposed(part) if across else part for part in right]
-    return _product((left.shape[0], width), (parts, right))
 
 
 def _factor(
@@ -142,7 +55,7 @@ def _factor(
         def scope(upper, lower):
             def earlier(q, _):
                 high, low = (part.at[q] for part in finished)
-                own = [transposed(part.at[q, pl.ds(start, width)]) for part in finished]
+                own = [tiles.transposed(part.at[q, pl.ds(start, width)]) for part in finished]
                 for acc, rows in ((upper, slice(0, half)), (lower, slice(half, 2 * half))):
                     plgpu.wgmma(acc, high.at[rows], own[0])
                     plgpu.wgmma(acc, high.at[rows], own[1])
@@ -154,7 +67,7 @@ def _factor(
 
         accumulator = plgpu.ACC((half, width), jnp.float32)
         taken, taken_eye = pl.run_scoped(scope, accumulator, accumulator)
-        given = plgpu.load(joint.at[:, pl.ds(start, width)], layout=LAYOUT)
+        given = tiles.read(joint.at[:, pl.ds(start, width)])
         eye = jnp.where(row == column + start, jnp.float32(1.0), jnp.float32(0.0))
         panel[:half, :width] = given - taken
         panel[half:, :width] = eye - taken_eye
@@ -179,9 +92,9 @@ def _chain_body(
     """Runs one program; see `run_chain` for the arrays in global memory (`_gm`).
 
     In shared memory: in one place keys [L, D], later the transpose of T with its decays; two
-    chunks' rows [2, 6, L] float32; parts of the covariance [D, D]; parts of Cov(S_j) k_j, later of X's inner factor
-    [L, D]; S [L, 72]; the panel; parts of T^T [L, L]; and in one place either the finished panels
-    or parts of the writes and of the gain [L, D].
+    chunks' rows [2, 6, L] float32; parts of the covariance [D, D]; parts of Cov(S_j) k_j, later of
+    X's inner factor [L, D]; S [L, 72]; the panel; parts of T^T [L, L]; and in one place either the
+    finished panels or parts of the writes and of the gain [L, D].
     """
     (keys,), aged = early
     finished, (writes, gain) = either
@@ -195,7 +108,7 @@ def _chain_body(
         plgpu.copy_gmem_to_smem(rows_gm.at[program, given], rows.at[lax.rem(chunk, 2)], loaded)
 
     def by_row(vectors, index, shape):
-        values = plgpu.load(vectors.at[index], layout=LAYOUT.reduce(1))
+        values = tiles.read(vectors.at[index], LAYOUT.reduce(1))
         return lax.broadcast_in_dim(values, shape, (0,))
 
     def diagonal(height):
@@ -207,13 +120,13 @@ def _chain_body(
         """Leaves Cov(S_j) k_j in `carried` and S in `joint`."""
         tall, square = (LENGTH, dim), (LENGTH, LENGTH)
         # K (P + P^T) / 2: rounding makes P unsymmetric, and nothing here would damp that.
-        both = [([keys], [part]) for part in cov] + [([keys], [transposed(p)]) for p in cov]
-        key_cov = 0.5 * _product(tall, *both)
-        wide = plgpu.load(keys, layout=LAYOUT).astype(jnp.float32)
+        both = [([keys], [part]) for part in cov] + [([keys], [tiles.transposed(p)]) for p in cov]
+        key_cov = 0.5 * tiles.product(tall, *both)
+        wide = tiles.read(keys).astype(jnp.float32)
         entry = by_row(vectors, ENTRY, tall)
-        _store(carried, key_cov * entry * entry + wide * by_row(vectors, NOISE, tall))
-        s = _register_product(key_cov, count, [keys], True, plain)
-        across = plgpu.load(vectors.at[ENTRY], layout=LAYOUT.reduce(0))
+        tiles.store(carried, key_cov * entry * entry + wide * by_row(vectors, NOISE, tall))
+        s = tiles.register_product(key_cov, count, [keys], True, plain)
+        across = tiles.read(vectors.at[ENTRY], LAYOUT.reduce(0))
         s = s * by_row(vectors, ENTRY, square) * lax.broadcast_in_dim(across, square, (1,)) + gram
         row, column = diagonal(LENGTH)
         short = jnp.float32(algebra.NOISE_FLOOR * 2.0**-23) * s - by_row(vectors, OBS_VAR, square)
@@ -223,41 +136,44 @@ def _chain_body(
     def make_gain(chunk, vectors):
         """Leaves K^T = T^T Z in `gain` and S K^T / 2 - B in `carried`; writes go out."""
         shape = (LENGTH, dim)
-        u = _product(shape, ([transposed(part) for part in aged], carried))
-        _store(writes, u)
-        _store(gain, by_row(vectors, TO_END, shape) * u)
+        u = tiles.product(shape, ([tiles.transposed(part) for part in aged], carried))
+        tiles.store(writes, u)
+        tiles.store(gain, by_row(vectors, TO_END, shape) * u)
         plgpu.commit_smem()
         fetch(chunk + 1)  # where `aged` was
         for i, part in enumerate(writes):
             plgpu.copy_smem_to_gmem(part, writes_gm.at[program, chunk, i])
-        whole = _product(shape, (inverse, gain))
+        whole = tiles.product(shape, (inverse, gain))
         plgpu.commit_smem()
-        _store(gain, whole)
+        tiles.store(gain, whole)
         plgpu.commit_smem()
-        s = plgpu.load(joint.at[:, :LENGTH], layout=LAYOUT)
-        doubled = _register_product(s, count, gain, False, plain)
-        _store(carried, 0.5 * doubled - by_row(vectors, TO_END, shape) * _load(carried))
+        s = tiles.read(joint.at[:, :LENGTH])
+        doubled = tiles.register_product(s, count, gain, False, plain)
+        tiles.store(carried, 0.5 * doubled - by_row(vectors, TO_END, shape) * tiles.load(carried))
 
     def update(vectors):
         """P' = P a_L^2 + n_L I + X + X^T, a band of 64 columns after the other."""
         squared, noise = vectors[LAST, 0], vectors[LAST, 1]
         for band in range(dim // LENGTH):
             columns = slice(LENGTH * band, LENGTH * (band + 1))
-            left = [transposed(part) for part in gain], [transposed(part) for part in carried]
+            left = (
+                [tiles.transposed(part) for part in gain],
+                [tiles.transposed(part) for part in carried],
+            )
             right = [part.at[:, columns] for part in carried], [p.at[:, columns] for p in gain]
-            change = _product((dim, LENGTH), *zip(left, right, strict=True))
+            change = tiles.product((dim, LENGTH), *zip(left, right, strict=True))
             row, column = diagonal(dim)
             here = row == column + LENGTH * band
             band_cov = [part.at[:, columns] for part in cov]
-            prior = _load(band_cov) * squared + jnp.where(here, noise, jnp.float32(0.0))
+            prior = tiles.load(band_cov) * squared + jnp.where(here, noise, jnp.float32(0.0))
             # What rounding may have taken from a diagonal entry is put back on it.
             prior = prior + jnp.where(here, eps * prior, jnp.float32(0.0))
-            _store(band_cov, prior + change)
+            tiles.store(band_cov, prior + change)
 
     def step(chunk, _):
         vectors = rows.at[lax.rem(chunk, 2)]
         # Early, and straight to registers: it is on its way during the first products.
-        gram = plgpu.load(gram_gm.at[program, chunk], layout=LAYOUT, optimized=False)
+        gram = tiles.read(gram_gm.at[program, chunk], optimized=False)
         plgpu.barrier_wait(loaded)
         for i, part in enumerate(cov):
             plgpu.copy_smem_to_gmem(part, cov_gm.at[program, chunk, i])
@@ -335,16 +251,20 @@ def run_chain(
         jax.ShapeDtypeStruct((programs, chunks, parts, LENGTH, dim), bf16),
         jax.ShapeDtypeStruct((programs, chunks + 1, parts, dim, dim), bf16),
     ]
-    return mosaic_kernel(
+    return tiles.mosaic_kernel(
         body,
         out,
         scratch,
         grid=(programs,),
         grid_names=("program",),
-        compiler_params=plgpu.CompilerParams(
-            lowering_semantics=plgpu.LoweringSemantics.Lane, unsafe_no_auto_barriers=True
-        ),
     )(keys, gram, rows, first)
+
+
+class Parts(NamedTuple):
+    """What the kernel leaves for the reads, as it stores it: parts, bfloat16."""
+
+    inverse: jax.Array  # [B H G, N, parts, L, L] of T^T
+    writes: jax.Array  # [B H G, N, parts, L, D]
 
 
 def _rows(terms: Terms, logs: jax.Array) -> jax.Array:
@@ -358,17 +278,10 @@ def _rows(terms: Terms, logs: jax.Array) -> jax.Array:
     return rows.at[..., OBS_VAR, :].set(terms.obs_var)
 
 
-def _logs(ratio: jax.Array) -> jax.Array:
-    """Returns cumulative log decays [..., L], in units of log 2, from decays [..., L, L]."""
-    steps = jnp.diagonal(ratio, -1, axis1=-2, axis2=-1)
-    logs = jnp.maximum(jnp.log2(steps), RESET)
-    return jnp.cumsum(jnp.pad(logs, [(0, 0)] * (logs.ndim - 1) + [(1, 0)]), axis=-1)
-
-
 def covariance_chain(
     terms: Terms, cov: jax.Array, config: Config, *, interpret: bool = False
-) -> tuple[jax.Array, Factors]:
-    """`algebra.covariance_chain` by the kernel.
+) -> tuple[jax.Array, Factors, Parts]:
+    """`algebra.covariance_chain` by the kernel, and the factors as the kernel stores them.
 
     Args:
       terms: of all chunks, L = 64; keys that bfloat16 holds.
@@ -393,11 +306,11 @@ def covariance_chain(
     inverse, writes, covs = run_chain(
         keys.astype(jnp.bfloat16),
         programs(terms.gram),
-        programs(_rows(terms, _logs(terms.ratio))),
-        jnp.stack(split(cov.reshape(-1, dim, dim), config.parts), axis=1),
+        programs(_rows(terms, tiles.log_sums(terms.ratio))),
+        jnp.stack(tiles.split(cov.reshape(-1, dim, dim), config.parts), axis=1),
         interpret=interpret,
     )
     cov_all = joined(covs)
     cov_all = 0.5 * (cov_all + transpose(cov_all))
     factors = Factors(jnp.tril(transpose(joined(inverse))), joined(writes), cov_all[:-1])
-    return cov_all[-1], factors
+    return cov_all[-1], factors, Parts(inverse, writes)

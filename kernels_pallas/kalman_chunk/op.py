@@ -15,7 +15,10 @@ from kernels_pallas.kalman_chunk.algebra import Factors, Terms
 from kernels_pallas.kalman_chunk.config import Config
 
 DIMS = (64, 128)
-"""Key dims that the covariance kernel takes."""
+"""Key dims that the kernels take."""
+
+BAND = 64
+"""Value channels that a program of the kernels takes."""
 
 
 class Filtered(NamedTuple):
@@ -42,14 +45,16 @@ def _forward(
 ) -> tuple[Passed, tuple[Factors, jax.Array]]:
     """Returns what `pass_chunks` does, and what its reverse needs."""
     if config.kernel:
-        from kernels_pallas.kalman_chunk import fwd
+        # Imported here: what needs no GPU, as tests of the algebra, then needs no Mosaic either.
+        from kernels_pallas.kalman_chunk import fwd, reads
 
-        last_cov, factors = fwd.covariance_chain(terms, cov, config)
+        last_cov, factors, parts = fwd.covariance_chain(terms, cov, config)
+        read, last_mean, means = reads.read_chunks(terms, parts, mean, config)
     else:
         last_cov, factors = algebra.covariance_chain(terms, cov, config.forward)
-    last_mean, means = algebra.mean_chain(terms, factors, mean, config.forward)
-    reads = algebra.reads(terms, factors, means, config.forward)
-    return Passed(reads, last_mean, last_cov, factors.writes, factors.cov), (factors, means)
+        last_mean, means = algebra.mean_chain(terms, factors, mean, config.forward)
+        read = algebra.reads(terms, factors, means, config.forward)
+    return Passed(read, last_mean, last_cov, factors.writes, factors.cov), (factors, means)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
@@ -158,24 +163,24 @@ def filter_tokens(inputs: Any, config: Config) -> Filtered:
     )
 
 
-def run(backend: str, inputs: Any, chunk_size: int, outputs: Any = Filtered) -> Any:
+def run(backend: str, inputs: Any, chunk_size: int, *, narrow: bool = False) -> Filtered:
     """Filters the tokens of a call of `kalman_memory` or `kalman_predict`.
 
     Args:
       backend: "pallas"; "triton" is not there.
       inputs: `KalmanInputs` of the op, all heads spelled out.
       chunk_size: of the XLA forms. The kernels have their own, 64: any gives the same result.
-      outputs: type of the result, called with y, var, mean and cov.
+      narrow: whether q, k and v came as bfloat16, so that bfloat16 holds what `inputs` has of them.
 
     Raises:
       NotImplementedError: the kernels do not have this case, or not on this device.
     """
     del chunk_size
-    require_supported(backend, inputs)
-    return outputs(*filter_tokens(inputs, Config()))
+    require_supported(backend, inputs, narrow)
+    return filter_tokens(inputs, Config())
 
 
-def require_supported(backend: str, inputs: Any) -> None:
+def require_supported(backend: str, inputs: Any, narrow: bool) -> None:
     """Raises NotImplementedError, with the reason, for what the kernels do not have."""
     if backend != "pallas":
         raise NotImplementedError(f"there is no {backend} kernel for it, only a pallas one")
@@ -183,9 +188,16 @@ def require_supported(backend: str, inputs: Any) -> None:
         raise NotImplementedError("the pallas kernel has no rotations (angle)")
     if inputs.log_decay.shape[-1] != 1:
         raise NotImplementedError("the pallas kernel has one decay a head, not one a key dim")
-    dim = inputs.k.shape[-1]
+    dim, width = inputs.k.shape[-1], inputs.v.shape[-1]
     if dim not in DIMS:
         raise NotImplementedError(f"the pallas kernel has key dims {DIMS}, and D={dim} was found")
+    if width % BAND:
+        raise NotImplementedError(
+            f"the pallas kernel has groups of a multiple of {BAND} value channels, and M/G={width} "
+            f"was found"
+        )
+    if not narrow:
+        raise NotImplementedError("the pallas kernel takes q, k and v in bfloat16 only")
     if inputs.cov.dtype != jnp.float32:
         raise NotImplementedError(f"the pallas kernel is float32, and {inputs.cov.dtype} was found")
     device = jax.devices()[0]

@@ -13,7 +13,15 @@ from jax.experimental import pallas as pl
 from jax.experimental.mosaic.gpu import utils as mgpu_utils
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith, llvm, nvvm, vector
+from jaxlib.mlir.dialects import arith as _arith
+from jaxlib.mlir.dialects import llvm as _llvm
+from jaxlib.mlir.dialects import nvvm as _nvvm
+from jaxlib.mlir.dialects import vector
+
+# Their stubs name the generated functions and not those that take their place.
+arith: Any = _arith
+llvm: Any = _llvm
+nvvm: Any = _nvvm
 
 WIDTH = 8
 """Pivots of a panel."""
@@ -105,7 +113,7 @@ def _row_of_panel(panel: ir.Value, block: ir.Value, thread: ir.Value) -> list[ir
 
 
 def _store_panel(panel: ir.Value, thread: ir.Value, row: list[ir.Value]) -> None:
-    """Stores row `thread` as `PANEL` has it: rows of 32 bytes, halves swapped by bit 2 of the row."""
+    """Stores row `thread` as `PANEL` has it: 32 bytes, halves swapped by bit 2 of the row."""
     swap = arith.andi(arith.shrui(thread, _i32(2)), _i32(1))
     for half in range(WIDTH // 4):
         place = arith.muli(arith.xori(swap, _i32(half)), _i32(4))
@@ -158,9 +166,7 @@ def _aged(values: list[ir.Value], logs: ir.Value, thread: ir.Value, number: ir.V
       thread: l, counted from 0.
       number: the panel's.
     """
-    own = llvm.load(
-        ir.F32Type.get(), mgpu_utils.getelementptr(logs, [thread], ir.F32Type.get())
-    )
+    own = llvm.load(ir.F32Type.get(), mgpu_utils.getelementptr(logs, [thread], ir.F32Type.get()))
     first = arith.muli(number, _i32(WIDTH))
     ends: list[ir.Value] = []
     for quarter in range(WIDTH // 4):
@@ -220,10 +226,15 @@ def factor_panel(
 
 
 def factor_panel_plainly(
-    panel: Any, offset: jax.Array, logs: Any, finished: list[Any], inverse: list[Any], aged: list[Any]
+    panel: Any,
+    start: jax.Array,
+    logs: Any,
+    finished: list[Any],
+    inverse: list[Any],
+    aged: list[Any],
 ) -> None:
-    """`factor_panel` without inlined code, for the interpreter; `offset` is the first column."""
-    columns = pl.ds(offset, WIDTH)
+    """`factor_panel` without inlined code, for the interpreter; `start` is the first column."""
+    columns = pl.ds(start, WIDTH)
     lower = jnp.linalg.cholesky(panel[columns, :WIDTH])
     rows = jax.scipy.linalg.solve_triangular(lower, panel[:, :WIDTH].T, lower=True).T
     finished[0][...] = rows

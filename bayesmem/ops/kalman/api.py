@@ -23,7 +23,7 @@ from bayesmem.ops.kalman.chunked import chunked
 from bayesmem.ops.kalman.reference import recurrent
 from bayesmem.ops.kalman.types import OBS_VAR_FLOOR, KalmanInputs, KalmanOutputs, KalmanState
 
-FORMS = {
+FORMS: dict[str, dispatch.Form] = {
     "recurrent": recurrent,
     "chunked": chunked,
     "associative": associative,
@@ -207,8 +207,11 @@ def _run(
         outputs = KalmanOutputs(y, y[..., 0], inputs.mean, inputs.cov)
     else:
         preferred = arguments.preferred_forms(sizes["T"])
+        # `inputs` has one wide dtype; the tensor cores of a kernel want to know what came in.
+        narrow = all(given[name].dtype == jnp.bfloat16 for name in ("q", "k", "v"))
+        kernels = {n: functools.partial(FORMS[n], narrow=narrow) for n in ("pallas", "triton")}
         outputs = dispatch.run(
-            "kalman_memory", implementation, FORMS, preferred, inputs, chunk_size
+            "kalman_memory", implementation, FORMS | kernels, preferred, inputs, chunk_size
         )
     mean = jnp.moveaxis(outputs.mean, -3, -2)
     mean = mean.reshape(*mean.shape[:-2], sizes["M"])
