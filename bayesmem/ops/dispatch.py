@@ -16,6 +16,9 @@ logger = logging.getLogger("bayesmem")
 
 Form = Callable[..., Any]
 
+KERNELS = ("pallas", "triton")
+"""Forms that run kernels, which may take options that the others have no use for."""
+
 
 def run(
     op: str, implementation: str, forms: Mapping[str, Form], preferred: Sequence[str], *arguments
@@ -49,7 +52,7 @@ def run(
     try:
         return forms[implementation](*arguments)
     except NotImplementedError as error:
-        others = [repr(name) for name in forms if name not in (implementation, "pallas", "triton")]
+        others = [repr(name) for name in forms if name not in (implementation, *KERNELS)]
         raise NotImplementedError(
             f"{op}: implementation={implementation!r} was asked for, but {error}; "
             f"'auto' or {', '.join(others)} would work here"
@@ -85,6 +88,12 @@ def kernel(folder: str, backend: str) -> Form:
         return module.run(backend, *arguments, **options)
 
     return form
+
+
+def tell_kernels(forms: Mapping[str, Form], **options: Any) -> dict[str, Form]:
+    """Returns `forms` with `options` bound to those that run kernels."""
+    kernels = {n: functools.partial(forms[n], **options) for n in KERNELS if n in forms}
+    return {**forms, **kernels}
 
 
 @functools.cache

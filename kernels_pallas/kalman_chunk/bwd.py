@@ -9,6 +9,7 @@ derivative by K. So no pivot and no factorization lies on the way back. An under
 a cotangent; README.md beside this file derives each line.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -25,6 +26,11 @@ from kernels_pallas.kalman_chunk.algebra import (
     product,
     transpose,
 )
+
+Dot = Callable[[jax.Array, jax.Array], jax.Array]
+
+Walk = Callable[[jax.Array, jax.Array, jax.Array, bool, Dot], tuple[jax.Array, jax.Array]]
+"""`walk_back`, or what does the same."""
 
 
 class Cotangents(NamedTuple):
@@ -46,6 +52,7 @@ class Chunks(NamedTuple):
     gain: jax.Array  # [N, B, H, G, L, D]
     transition: jax.Array  # [N, B, H, G, D, D], F
     precision: jax.lax.Precision
+    walk: Walk
 
     def dot(self, x: jax.Array, y: jax.Array) -> jax.Array:
         """Returns the matrix product of `x` [..., I, J] and `y` [..., J, K]."""
@@ -65,17 +72,28 @@ def _symmetric(x: jax.Array) -> jax.Array:
     return 0.5 * (x + transpose(x))
 
 
-def _walk_back(step, last: jax.Array, own: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
-    """Runs step(exit cotangent, chunk) -> entry cotangent from the last chunk to the first.
+def walk_back(
+    transition: jax.Array, own: jax.Array, last: jax.Array, both: bool, dot: Dot
+) -> tuple[jax.Array, jax.Array]:
+    """Carries a cotangent from the last chunk to the first: X = F^T X' + own, or F^T X' F + own.
+
+    Args:
+      transition: [N, B, H, G, D, D], F.
+      own: [N, B, H, G, D, K], what each chunk adds.
+      last: [B, H, G, D, K], after the last chunk.
+      both: whether F stands on both sides; then K = D.
+      dot: the matrix product.
 
     Returns:
-      The cotangent before the first chunk, and those at all chunk exits.
+      The cotangent before the first chunk, and those [N, B, H, G, D, K] at chunk exits.
     """
 
-    def body(at_exit, chunk):
-        return step(at_exit, chunk), at_exit
+    def step(at_exit, chunk):
+        transition, own = chunk
+        right = dot(at_exit, transition) if both else at_exit
+        return dot(transpose(transition), right) + own, at_exit
 
-    return jax.lax.scan(body, last, own, reverse=True)
+    return jax.lax.scan(step, last, (transition, own), reverse=True)
 
 
 def _mean_reverse(
@@ -104,12 +122,7 @@ def _mean_reverse(
     weighted = dot(transpose(overlap * ratio), reads_ct)
     surprise_ct = dot(transpose(factors.inverse), weighted)
     own = dot(transpose(entry * queries), reads_ct) - dot(transpose(entry * keys), surprise_ct)
-
-    def step(exit_ct, chunk):
-        transition, own = chunk
-        return dot(transpose(transition), exit_ct) + own
-
-    first_ct, exit_ct = _walk_back(step, mean_ct, (chunks.transition, own))
+    first_ct, exit_ct = chunks.walk(chunks.transition, own, mean_ct, False, dot)
     surprise_ct = surprise_ct + dot(chunks.gain, exit_ct)
     carried_on = dot(factors.writes, exit_ct)
     errors_ct = weighted + to_end * carried_on
@@ -185,12 +198,8 @@ def _covariance_reverse(
     own = _symmetric(dot(transpose(keys), key_cotangents(joint_ct, rows_ct)[1]))
     if entry_cov_ct is not None:
         own = own + _symmetric(entry_cov_ct)
-
-    def step(exit_ct, chunk):
-        transition, own = chunk
-        return dot(transpose(transition), dot(exit_ct, transition)) + own
-
-    first_ct, exit_ct = _walk_back(step, _symmetric(cov_ct), (chunks.transition, own))
+    last_ct = _symmetric(cov_ct)
+    first_ct, exit_ct = chunks.walk(chunks.transition, own, last_ct, True, dot)
     gain_ct = dot(chunks.gain, exit_ct)
     joint_ct = joint_ct + dot(gain_ct, transpose(chunks.gain))
     at_end_ct = -2.0 * gain_ct
@@ -229,6 +238,7 @@ def backward(
     mean: jax.Array,
     cotangents: Cotangents,
     precision: jax.lax.Precision = jax.lax.Precision.HIGHEST,
+    walk: Walk = walk_back,
 ) -> tuple[Terms, jax.Array, jax.Array]:
     """Reverses covariance chain, mean chain and reads.
 
@@ -238,13 +248,14 @@ def backward(
       mean: [N, B, H, G, D, m], at chunk entries.
       cotangents: of what the forward pass returns.
       precision: of the products.
+      walk: carries a cotangent from chunk to chunk.
 
     Returns:
       The cotangents of `terms`, of the first covariance [B, H, G, D, D] (symmetric) and of the
       first mean [B, H, G, D, m].
     """
     gain, transition = gains(terms, factors, precision)
-    chunks = Chunks(terms, factors, mean, gain, transition, precision)
+    chunks = Chunks(terms, factors, mean, gain, transition, precision, walk)
     from_mean, inverse_ct, writes_ct, mean_ct = _mean_reverse(
         chunks, cotangents.reads, cotangents.mean
     )

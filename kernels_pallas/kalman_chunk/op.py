@@ -93,7 +93,12 @@ def _pass_backward(config, saved, cotangents):
         writes=None if _absent(cotangents.writes) else cotangents.writes,
         entry_cov=None if _absent(cotangents.entry_cov) else cotangents.entry_cov,
     )
-    terms_ct, cov_ct, mean_ct = bwd.backward(terms, factors, means, given, config.backward)
+    walk: bwd.Walk = bwd.walk_back
+    if config.kernel:
+        from kernels_pallas.kalman_chunk import reverse
+
+        walk = functools.partial(reverse.walk_back, parts=config.parts)
+    terms_ct, cov_ct, mean_ct = bwd.backward(terms, factors, means, given, config.backward, walk)
     terms_ct = jax.tree.map(lambda ct, x: ct.astype(x.dtype), terms_ct, terms)
     return terms_ct, cov_ct, mean_ct
 

@@ -9,7 +9,7 @@ import pytest
 from jax import export
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from kernels_pallas.kalman_chunk import algebra, fwd, op, reads, tiles
+from kernels_pallas.kalman_chunk import algebra, bwd, fwd, op, reads, reverse, tiles
 from kernels_pallas.kalman_chunk.config import Config
 from tests.tolerances import assert_close
 
@@ -83,6 +83,25 @@ def test_both_kernels_equal_the_algebra(dim, width, groups, packed):
         assert_close(one, other, jnp.bfloat16)
 
 
+@interpreted
+@pytest.mark.parametrize("dim,width,both", ((64, 64, True), (64, 128, False), (128, 128, True)))
+def test_reverse_kernel_equals_a_scan(dim, width, both):
+    rng = np.random.default_rng(dim + width)
+
+    def normal(*shape):
+        x = rng.standard_normal(shape)
+        return jnp.asarray(x + np.swapaxes(x, -1, -2) if both else x, jnp.float32)
+
+    transition = jnp.asarray(rng.standard_normal((3, 1, 1, 1, dim, dim)) / dim**0.5, jnp.float32)
+    given = transition, normal(3, 1, 1, 1, dim, width), normal(1, 1, 1, dim, width), both
+    wanted = bwd.walk_back(*given, functools.partial(jnp.matmul, precision="highest"))
+    with plgpu.force_gpu_interpret_mode():
+        found = reverse.walk_back(*given, None, parts=2)
+    for one, other in zip(found, wanted, strict=True):
+        scale = float(jnp.abs(other).max())
+        assert_close(one / scale, other / scale, np.float32, length=dim)
+
+
 @pytest.mark.parametrize("dim,parts", ((64, 2), (64, 3), (128, 2)))
 def test_kernels_lower_for_cuda(dim, parts):
     shape, low, f32 = jax.ShapeDtypeStruct, jnp.bfloat16, jnp.float32
@@ -96,7 +115,13 @@ def test_kernels_lower_for_cuda(dim, parts):
     chain = keys, rows(chunks, LENGTH, LENGTH), rows(chunks, 6, LENGTH), of(parts, dim, dim)
     read = (keys, keys, keys), rows(chunks, 4, LENGTH), square, tall, of(parts, dim, dim)
     calls = [export.DisabledSafetyCheck.custom_call(f"mosaic_gpu{v}") for v in ("", "_v2")]
-    for kernel, arguments in ((fwd.run_chain, chain), (reads.run_reads, read)):
+    f, own, last = of(chunks, parts, dim, dim), rows(chunks, dim, dim), of(parts, dim, dim)
+    back = [functools.partial(reverse.run_reverse, both=both) for both in (False, True)]
+    for kernel, arguments in (
+        (fwd.run_chain, chain),
+        (reads.run_reads, read),
+        *((kernel, (f, own, last)) for kernel in back),
+    ):
         lowered = export.export(jax.jit(kernel), platforms=["cuda"], disabled_checks=calls)
         assert "mosaic_gpu" in lowered(*arguments).mlir_module()
 

@@ -207,12 +207,9 @@ def _run(
         outputs = KalmanOutputs(y, y[..., 0], inputs.mean, inputs.cov)
     else:
         preferred = arguments.preferred_forms(sizes["T"])
-        # `inputs` has one wide dtype; the tensor cores of a kernel want to know what came in.
         narrow = all(given[name].dtype == jnp.bfloat16 for name in ("q", "k", "v"))
-        kernels = {n: functools.partial(FORMS[n], narrow=narrow) for n in ("pallas", "triton")}
-        outputs = dispatch.run(
-            "kalman_memory", implementation, FORMS | kernels, preferred, inputs, chunk_size
-        )
+        forms, passed = dispatch.tell_kernels(FORMS, narrow=narrow), (inputs, chunk_size)
+        outputs = dispatch.run("kalman_memory", implementation, forms, preferred, *passed)
     mean = jnp.moveaxis(outputs.mean, -3, -2)
     mean = mean.reshape(*mean.shape[:-2], sizes["M"])
     y = outputs.y.reshape(shape).astype(given["v"].dtype)
