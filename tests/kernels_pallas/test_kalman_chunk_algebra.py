@@ -79,11 +79,13 @@ def test_values_equal_the_oracle(x64, kind):
     assert_close(found.cov, cov, np.float64)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("outputs", (("y", "var", "mean", "cov"), ("y",), ("cov",)))
+ALL = ("y", "var", "mean", "cov")
+
+
+@pytest.mark.parametrize(
+    "kind,outputs", (*((kind, ALL) for kind in KINDS), ("scalar", ("y",)), ("scalar", ("cov",)))
+)
 def test_gradients_equal_those_of_the_chunk_form(x64, kind, outputs):
-    if outputs != ("y", "var", "mean", "cov") and kind != "scalar":
-        pytest.skip("one case shows that an output by itself has a gradient")
     inputs = prepared(case_of(kind))
     rng = np.random.default_rng(4)
     wanted = jax.eval_shape(lambda: chunked(inputs, 16))
@@ -100,7 +102,7 @@ def test_gradients_equal_those_of_the_chunk_form(x64, kind, outputs):
         assert_close(found[name], right[name], np.float64, "gradient")
 
 
-@pytest.mark.parametrize("kind", ("scalar", "strong", "packed"))
+@pytest.mark.parametrize("kind", ("packed",))
 def test_reverse_equals_autodiff_of_the_same_forward(x64, kind):
     inputs = prepared(case_of(kind))
     terms = jax.jit(lambda x: op.make_terms(x, PLAIN))(inputs)
@@ -125,7 +127,7 @@ def test_reverse_equals_autodiff_of_the_same_forward(x64, kind):
         assert_close(found[name], right[name], np.float64, "gradient")
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ("strong", "floor", "packed"))
 def test_float32_stays_finite_and_close(kind):
     inputs = prepared(case_of(kind))
     low = jax.tree.map(lambda x: x.astype(jnp.float32) if x.dtype != bool else x, inputs)
