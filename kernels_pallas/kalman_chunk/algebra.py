@@ -63,15 +63,20 @@ def grouped(x: jax.Array, trailing: int) -> jax.Array:
 
 
 def span_sums(log_decay: jax.Array) -> jax.Array:
-    """Returns sums over spans: [..., L] -> [..., L, L], entry (i, j) = sum of j < s <= i.
+    """Returns sums over spans: [..., L] -> [..., L, L], entry (i, j) = sum of j < s <= i, j <= i.
 
-    Each sum has only the terms of its span. A difference of two sums from the chunk's start would
-    lose its digits after a strong decay.
+    A difference of two sums from the chunk's start loses its digits after a strong decay. Here it
+    does not: multiples of 2^-10 are summed by themselves, exactly as long as all are below 2^14,
+    and what is left of each number is small.
     """
-    size = log_decay.shape[-1]
-    lower = jnp.tril(jnp.ones((size, size), log_decay.dtype))
-    spread = jnp.tril(log_decay[..., :, None] * jnp.ones_like(lower), -1)
-    return product(lower, spread, jax.lax.Precision.HIGHEST)
+    coarse = jax.lax.stop_gradient(jnp.round(log_decay * 1024.0) / 1024.0)
+
+    def differences(x: jax.Array) -> jax.Array:
+        sums = jnp.cumsum(x, axis=-1)
+        return sums[..., :, None] - sums[..., None, :]
+
+    sums = differences(coarse) + differences(log_decay - coarse)
+    return jnp.tril(sums)  # above it, sums with the wrong sign, whose exponential may overflow
 
 
 def decays(
@@ -106,6 +111,7 @@ def prepare(
     obs_var: jax.Array,
     prior_var: jax.Array,
     starts: jax.Array | None,
+    precision: jax.lax.Precision = jax.lax.Precision.HIGHEST,
 ) -> Terms:
     """Makes the terms of all chunks.
 
@@ -116,17 +122,16 @@ def prepare(
       obs_var: [N, B, H, G, L], r^2 > 0.
       prior_var: [H], p0, which a document that starts inside a chunk brings in.
       starts: [N, B, 1, L] bool or None.
+      precision: of the products of keys; tf32 is exact for keys that bfloat16 holds.
     """
     queries, keys, values = tokens
-    highest = jax.lax.Precision.HIGHEST
     ratio, entry, to_end, total = decays(log_decay, starts)
     injected = process_var
     if starts is not None:
         kept = jnp.exp(2.0 * jnp.maximum(log_decay, LOG_DECAY_FLOOR))
         injected = injected + jnp.where(starts, prior_var[:, None] * kept, 0.0)
-    noise = product(ratio * ratio, injected[..., None], highest)[..., 0]
-    wide = keys.astype(ratio.dtype)
-    lower = product(wide, transpose(wide), highest) * ratio * noise[..., None, :]
+    noise = jnp.sum(ratio * ratio * injected[..., None, :], axis=-1)
+    lower = product(keys, transpose(keys), precision) * ratio * noise[..., None, :]
     gram = grouped(lower + transpose(jnp.tril(lower, -1)), 2)
     gram = gram + obs_var[..., None] * jnp.eye(keys.shape[-2], dtype=gram.dtype)
     return Terms(queries, keys, values, ratio, entry, to_end, total, noise, gram, obs_var)

@@ -136,6 +136,7 @@ def make_terms(inputs: Any, config: Config) -> Terms:
         jnp.moveaxis(cut(inputs.obs_var, fill=1.0), 2, -1),
         inputs.prior_var,
         None if inputs.starts is None else cut(inputs.starts, fill=False)[:, :, None],
+        jax.lax.Precision.HIGH if config.kernel else jax.lax.Precision.HIGHEST,
     )
 
 
