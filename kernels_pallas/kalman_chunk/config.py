@@ -13,8 +13,9 @@ class Config:
       length: L, tokens in a chunk; the kernels take 64.
       forward: precision of the XLA products of the forward pass.
       backward: precision of the XLA products of the backward pass. HIGH is tf32 on a GPU.
-      parts: bfloat16 numbers that stand for a float32 one in the kernel's products, 2 or 3.
-      kernel: whether the covariance chain runs as a kernel, or as `algebra` states it.
+      kernel: whether the chains run as kernels, or as `algebra` and `bwd` state them.
+      parts: bfloat16 numbers that stand for a float32 one in the kernels' products, 2 or 3.
+      interpret: leave out of the kernels what the interpreter does not have.
     """
 
     length: int = 64
@@ -22,8 +23,11 @@ class Config:
     backward: jax.lax.Precision = jax.lax.Precision.HIGHEST
     kernel: bool = True
     parts: int = 2
+    interpret: bool = False
 
     def __post_init__(self) -> None:
-        """Raises ValueError for a length that the kernels do not have."""
+        """Raises ValueError for what the kernels do not have."""
         if self.length < 1 or (self.kernel and self.length != 64):
             raise ValueError(f"length: found {self.length}, wanted 64, as the kernels have it")
+        if self.parts not in (2, 3):
+            raise ValueError(f"parts: found {self.parts}, wanted 2 or 3")

@@ -279,7 +279,7 @@ def _rows(terms: Terms, logs: jax.Array) -> jax.Array:
 
 
 def covariance_chain(
-    terms: Terms, cov: jax.Array, config: Config, *, interpret: bool = False
+    terms: Terms, cov: jax.Array, config: Config
 ) -> tuple[jax.Array, Factors, Parts]:
     """`algebra.covariance_chain` by the kernel, and the factors as the kernel stores them.
 
@@ -287,7 +287,6 @@ def covariance_chain(
       terms: of all chunks, L = 64; keys that bfloat16 holds.
       cov: [B, H, G, D, D], before the first chunk.
       config: tuning values.
-      interpret: run without inlined code, for the interpreter.
     """
     chunks, batch, heads, groups = terms.gram.shape[:4]
     dim = cov.shape[-1]
@@ -308,7 +307,7 @@ def covariance_chain(
         programs(terms.gram),
         programs(_rows(terms, tiles.log_sums(terms.ratio))),
         jnp.stack(tiles.split(cov.reshape(-1, dim, dim), config.parts), axis=1),
-        interpret=interpret,
+        interpret=config.interpret,
     )
     cov_all = joined(covs)
     cov_all = 0.5 * (cov_all + transpose(cov_all))

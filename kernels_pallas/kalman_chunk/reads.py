@@ -179,7 +179,7 @@ def run_reads(
 
 
 def read_chunks(
-    terms: Terms, factors: Parts, mean: jax.Array, config: Config, *, interpret: bool = False
+    terms: Terms, factors: Parts, mean: jax.Array, config: Config
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """`algebra.mean_chain` and `algebra.reads` by the kernel.
 
@@ -188,7 +188,6 @@ def read_chunks(
       factors: of all chunks, as the covariance kernel stores them.
       mean: [B, H, G, D, m], before the first chunk; 64 divides m.
       config: tuning values.
-      interpret: run without what the interpreter does not have.
 
     Returns:
       Reads [N, B, H, G, L, m], the last mean, and the means [N, B, H, G, D, m] at chunk entries.
@@ -221,7 +220,7 @@ def read_chunks(
         factors.inverse,
         factors.writes,
         jnp.stack(tiles.split(mean.reshape(-1, dim, width), config.parts), axis=1),
-        interpret=interpret,
+        interpret=config.interpret,
     )
     means = by_chunk(jnp.sum(means.astype(jnp.float32), axis=2))
     return by_chunk(reads), means[-1], means[:-1]

@@ -50,7 +50,7 @@ def read(ref: Any, layout: Any = LAYOUT, optimized: bool = True) -> jax.Array:
 
 def transposed(ref: Any) -> Any:
     """The view of a matrix in shared memory with its axes swapped."""
-    if jax.__version_info__ < (0, 12):
+    if jax.__version_info__ < (0, 11):
         return plgpu.transpose_ref(ref, (1, 0))
     return ref.transpose((1, 0))
 

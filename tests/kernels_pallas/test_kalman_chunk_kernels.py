@@ -9,8 +9,11 @@ import pytest
 from jax import export
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from bayesmem.ops.kalman.chunked import chunked
 from kernels_pallas.kalman_chunk import algebra, bwd, fwd, op, reads, reverse, tiles
 from kernels_pallas.kalman_chunk.config import Config
+from tests.kernels_pallas.test_kalman_chunk_algebra import differentiable, prepared, symmetric
+from tests.ops import cases
 from tests.tolerances import assert_close
 
 LENGTH = tiles.LENGTH
@@ -58,7 +61,7 @@ def test_covariance_kernel_equals_the_algebra(dim, groups, parts, packed):
     terms, cov, _ = case(dim, 64, groups, packed)
     wanted, factors = jax.jit(algebra.covariance_chain)(terms, cov)
     with plgpu.force_gpu_interpret_mode():
-        found, made, _ = fwd.covariance_chain(terms, cov, Config(parts=parts), interpret=True)
+        found, made, _ = fwd.covariance_chain(terms, cov, Config(parts=parts, interpret=True))
     # Two parts hold 16 bits of a number, three all 24.
     dtype = np.float32 if parts == 3 else jnp.bfloat16
     assert_close(found, wanted, dtype, length=dim)
@@ -71,16 +74,40 @@ def test_covariance_kernel_equals_the_algebra(dim, groups, parts, packed):
 @pytest.mark.parametrize("dim,width,groups,packed", ((64, 128, 1, True), (128, 64, 2, False)))
 def test_both_kernels_equal_the_algebra(dim, width, groups, packed):
     given = case(dim, width, groups, packed)
-    config = Config(parts=2)
+    config = Config(interpret=True)
     wanted = op._forward(*given, Config(kernel=False))[0]
     with plgpu.force_gpu_interpret_mode():
-        last_cov, factors, parts = fwd.covariance_chain(*given[:2], config, interpret=True)
-        read, mean, _ = reads.read_chunks(given[0], parts, given[2], config, interpret=True)
+        last_cov, factors, parts = fwd.covariance_chain(*given[:2], config)
+        read, mean, _ = reads.read_chunks(given[0], parts, given[2], config)
     found = op.Passed(read, mean, last_cov, factors.writes, factors.cov)
     for one, other in zip(found, wanted, strict=True):
         scale = float(jnp.abs(other).max())
         assert float(jnp.abs(one - other).max()) < 1e-4 * scale
         assert_close(one, other, jnp.bfloat16)
+
+
+@interpreted
+def test_the_op_on_kernels_equals_the_chunk_form():
+    case = cases.kalman(
+        3, 70, "scalar", groups=2, packed=True, dim=64, value_dim=128, batch=1, heads=1, key_heads=1
+    )
+    case |= {name: np.asarray(bf16(case[name])) for name in ("q", "k", "v")}
+    inputs = jax.tree.map(lambda x: x if x.dtype == bool else x.astype(jnp.float32), prepared(case))
+
+    def loss(varied, form):
+        rng = np.random.default_rng(4)
+        outputs = form(inputs._replace(**varied))
+        weights = [jnp.asarray(rng.standard_normal(x.shape), jnp.float32) for x in outputs]
+        return sum(jnp.sum(w * x) for w, x in zip(weights, outputs, strict=True))
+
+    varied = differentiable(inputs)
+    wanted = symmetric(jax.jit(jax.grad(lambda x: loss(x, lambda y: chunked(y, 64))))(varied))
+    with plgpu.force_gpu_interpret_mode():
+        kernels = functools.partial(op.filter_tokens, config=Config(interpret=True))
+        found = symmetric(jax.grad(lambda x: loss(x, kernels))(varied))
+    for name in varied:
+        scale = float(jnp.abs(wanted[name]).max())
+        assert_close(found[name] / scale, wanted[name] / scale, np.float32, "gradient", length=70)
 
 
 @interpreted
