@@ -1,5 +1,9 @@
-"""The Kalman chunk's kernels without a GPU: interpreted and compared, and lowered for CUDA."""
+"""The Kalman chunk's kernels against the algebra and the XLA form, and lowered for CUDA.
 
+Without a GPU they are interpreted; `JAX_PLATFORMS=cuda pytest tests/kernels_pallas` runs them.
+"""
+
+import contextlib
 import functools
 
 import jax
@@ -17,8 +21,12 @@ from tests.ops import cases
 from tests.tolerances import assert_close
 
 LENGTH = tiles.LENGTH
-interpreted = pytest.mark.skipif(
-    not hasattr(plgpu, "force_gpu_interpret_mode"), reason="this JAX has no interpreter for it"
+ON_GPU = jax.default_backend() == "gpu"
+KERNELS = functools.partial(Config, interpret=not ON_GPU)
+run_kernels = contextlib.nullcontext if ON_GPU else getattr(plgpu, "force_gpu_interpret_mode", None)
+needs_interpreter = pytest.mark.skipif(
+    not (ON_GPU or hasattr(plgpu, "force_gpu_interpret_mode")),
+    reason="neither a GPU nor an interpreter of this JAX",
 )
 
 
@@ -53,15 +61,15 @@ def case(dim, width, groups=1, packed=False, chunks=2):
     return terms, cov, mean
 
 
-@interpreted
+@needs_interpreter
 @pytest.mark.parametrize(
     "dim,groups,parts,packed", ((64, 2, 3, True), (64, 1, 2, False), (128, 1, 2, True))
 )
 def test_covariance_kernel_equals_the_algebra(dim, groups, parts, packed):
     terms, cov, _ = case(dim, 64, groups, packed)
     wanted, factors = jax.jit(algebra.covariance_chain)(terms, cov)
-    with plgpu.force_gpu_interpret_mode():
-        found, made, _ = fwd.covariance_chain(terms, cov, Config(parts=parts, interpret=True))
+    with run_kernels():
+        found, made, _ = fwd.covariance_chain(terms, cov, KERNELS(parts=parts))
     # Two parts hold 16 bits of a number, three all 24.
     dtype = np.float32 if parts == 3 else jnp.bfloat16
     assert_close(found, wanted, dtype, length=dim)
@@ -70,13 +78,13 @@ def test_covariance_kernel_equals_the_algebra(dim, groups, parts, packed):
     assert np.array_equal(made.cov, made.cov.swapaxes(-1, -2))
 
 
-@interpreted
+@needs_interpreter
 @pytest.mark.parametrize("dim,width,groups,packed", ((64, 128, 1, True), (128, 64, 2, False)))
 def test_both_kernels_equal_the_algebra(dim, width, groups, packed):
     given = case(dim, width, groups, packed)
-    config = Config(interpret=True)
+    config = KERNELS()
     wanted = op._forward(*given, Config(kernel=False))[0]
-    with plgpu.force_gpu_interpret_mode():
+    with run_kernels():
         last_cov, factors, parts = fwd.covariance_chain(*given[:2], config)
         read, mean, _ = reads.read_chunks(given[0], parts, given[2], config)
     found = op.Passed(read, mean, last_cov, factors.writes, factors.cov)
@@ -86,7 +94,7 @@ def test_both_kernels_equal_the_algebra(dim, width, groups, packed):
         assert_close(one, other, jnp.bfloat16)
 
 
-@interpreted
+@needs_interpreter
 def test_the_op_on_kernels_equals_the_chunk_form():
     case = cases.kalman(
         3, 70, "scalar", groups=2, packed=True, dim=64, value_dim=128, batch=1, heads=1, key_heads=1
@@ -102,15 +110,15 @@ def test_the_op_on_kernels_equals_the_chunk_form():
 
     varied = differentiable(inputs)
     wanted = symmetric(jax.jit(jax.grad(lambda x: loss(x, lambda y: chunked(y, 64))))(varied))
-    with plgpu.force_gpu_interpret_mode():
-        kernels = functools.partial(op.filter_tokens, config=Config(interpret=True))
+    with run_kernels():
+        kernels = functools.partial(op.filter_tokens, config=KERNELS())
         found = symmetric(jax.grad(lambda x: loss(x, kernels))(varied))
     for name in varied:
         scale = float(jnp.abs(wanted[name]).max())
         assert_close(found[name] / scale, wanted[name] / scale, np.float32, "gradient", length=70)
 
 
-@interpreted
+@needs_interpreter
 @pytest.mark.parametrize("dim,width,both", ((64, 64, True), (64, 128, False), (128, 128, True)))
 def test_reverse_kernel_equals_a_scan(dim, width, both):
     rng = np.random.default_rng(dim + width)
@@ -122,7 +130,7 @@ def test_reverse_kernel_equals_a_scan(dim, width, both):
     transition = jnp.asarray(rng.standard_normal((3, 1, 1, 1, dim, dim)) / dim**0.5, jnp.float32)
     given = transition, normal(3, 1, 1, 1, dim, width), normal(1, 1, 1, dim, width), both
     wanted = bwd.walk_back(*given, functools.partial(jnp.matmul, precision="highest"))
-    with plgpu.force_gpu_interpret_mode():
+    with run_kernels():
         found = reverse.walk_back(*given, None, parts=2)
     for one, other in zip(found, wanted, strict=True):
         scale = float(jnp.abs(other).max())
