@@ -306,7 +306,7 @@ def covariance_chain(
         keys.astype(jnp.bfloat16),
         programs(terms.gram),
         programs(_rows(terms, tiles.log_sums(terms.ratio))),
-        jnp.stack(tiles.split(cov.reshape(-1, dim, dim), config.parts), axis=1),
+        jnp.stack(tiles.split_in_xla(cov.reshape(-1, dim, dim), config.parts), axis=1),
         interpret=config.interpret,
     )
     cov_all = joined(covs)

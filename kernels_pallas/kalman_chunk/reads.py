@@ -219,7 +219,7 @@ def read_chunks(
         by_head(rows),
         factors.inverse,
         factors.writes,
-        jnp.stack(tiles.split(mean.reshape(-1, dim, width), config.parts), axis=1),
+        jnp.stack(tiles.split_in_xla(mean.reshape(-1, dim, width), config.parts), axis=1),
         interpret=config.interpret,
     )
     means = by_chunk(jnp.sum(means.astype(jnp.float32), axis=2))

@@ -151,9 +151,9 @@ def walk_back(
         return jnp.moveaxis(x, 0, 3).reshape(-1, x.shape[0], *x.shape[4:])
 
     exits = run_reverse(
-        jnp.stack(tiles.split(programs(transition), parts), axis=2),
+        jnp.stack(tiles.split_in_xla(programs(transition), parts), axis=2),
         programs(own),
-        jnp.stack(tiles.split(last.reshape(-1, dim, width), parts), axis=1),
+        jnp.stack(tiles.split_in_xla(last.reshape(-1, dim, width), parts), axis=1),
         both=both,
     )
     x = jnp.sum(exits.astype(jnp.float32), axis=2)

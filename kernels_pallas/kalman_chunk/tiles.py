@@ -56,12 +56,25 @@ def transposed(ref: Any) -> Any:
 
 
 def split(x: jax.Array, count: int) -> list[jax.Array]:
-    """Splits float32 into `count` bfloat16 whose sum it is, to 8 bits a part."""
+    """Splits float32 into `count` bfloat16 whose sum it is, to 8 bits a part.
+
+    Inside kernels only: XLA may leave out a rounding that is undone at once (`split_in_xla`).
+    """
     parts = []
     for _ in range(count):
         part = x.astype(jnp.bfloat16)
         parts.append(part)
         x = x - part.astype(jnp.float32)
+    return parts
+
+
+def split_in_xla(x: jax.Array, count: int) -> list[jax.Array]:
+    """`split` outside of kernels, where XLA would otherwise drop the rounding and with it the rest."""
+    parts = []
+    for _ in range(count):
+        part = jax.lax.reduce_precision(x, exponent_bits=8, mantissa_bits=7)
+        parts.append(part.astype(jnp.bfloat16))
+        x = x - part
     return parts
 
 
