@@ -20,9 +20,6 @@ NOISE_FLOOR = 128.0
 CHAIN_EPS = {2: 2.0**-17, 3: 2.0**-23}
 """Rounding of the kernel's products, by the number of bfloat16 parts of a number."""
 
-LOG_DECAY_FLOOR = -100.0
-"""Log decays are clamped here: exp(-100) is below the smallest float32."""
-
 
 class Terms(NamedTuple):
     """What a chunk needs and that depends on no belief."""
@@ -60,81 +57,6 @@ def product(x: jax.Array, y: jax.Array, precision: jax.lax.Precision) -> jax.Arr
 def grouped(x: jax.Array, trailing: int) -> jax.Array:
     """Adds the axis G to `x` [N, B, H, ...], before its last `trailing` axes."""
     return jnp.expand_dims(x, x.ndim - trailing)
-
-
-def span_sums(log_decay: jax.Array) -> jax.Array:
-    """Returns sums over spans: [..., L] -> [..., L, L], entry (i, j) = sum of j < s <= i, j <= i.
-
-    A difference of two sums from the chunk's start loses its digits after a strong decay. Here it
-    does not: multiples of 2^-10 are summed by themselves, exactly as long as all are below 2^14,
-    and what is left of each number is small.
-    """
-    coarse = jax.lax.stop_gradient(jnp.round(log_decay * 1024.0) / 1024.0)
-
-    def differences(x: jax.Array) -> jax.Array:
-        sums = jnp.cumsum(x, axis=-1)
-        return sums[..., :, None] - sums[..., None, :]
-
-    sums = differences(coarse) + differences(log_decay - coarse)
-    return jnp.tril(sums)  # above it, sums with the wrong sign, whose exponential may overflow
-
-
-def decays(
-    log_decay: jax.Array, starts: jax.Array | None
-) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array]:
-    """Derives the decays of each chunk.
-
-    Args:
-      log_decay: [N, B, H, L], <= 0.
-      starts: [N, B, 1, L] bool, where a document starts, or None.
-
-    Returns:
-      ratio [N, B, H, L, L], entry and to_end [N, B, H, L], total [N, B, H], as in `Terms`.
-    """
-    log_decay = jnp.maximum(log_decay, LOG_DECAY_FLOOR)
-    size = log_decay.shape[-1]
-    linked = jnp.tril(jnp.ones((size, size), bool))
-    first = jnp.exp(log_decay[..., :1])
-    if starts is not None:
-        document = jnp.cumsum(starts, axis=-1)
-        linked = linked & (document[..., :, None] == document[..., None, :])
-        first = jnp.where(starts[..., :1], 0.0, first)
-    ratio = jnp.where(linked, jnp.exp(span_sums(log_decay)), 0.0)
-    entry = ratio[..., :, 0] * first
-    return ratio, entry, ratio[..., -1, :], entry[..., -1]
-
-
-def prepare(
-    tokens: tuple[jax.Array, jax.Array, jax.Array],
-    log_decay: jax.Array,
-    process_var: jax.Array,
-    obs_var: jax.Array,
-    prior_var: jax.Array,
-    starts: jax.Array | None,
-    precision: jax.lax.Precision = jax.lax.Precision.HIGHEST,
-) -> Terms:
-    """Makes the terms of all chunks.
-
-    Args:
-      tokens: queries and keys [N, B, H, L, D], values [N, B, H, G, L, m].
-      log_decay: [N, B, H, L], <= 0.
-      process_var: [N, B, H, L], ell^2.
-      obs_var: [N, B, H, G, L], r^2 > 0.
-      prior_var: [H], p0, which a document that starts inside a chunk brings in.
-      starts: [N, B, 1, L] bool or None.
-      precision: of the products of keys; tf32 is exact for keys that bfloat16 holds.
-    """
-    queries, keys, values = tokens
-    ratio, entry, to_end, total = decays(log_decay, starts)
-    injected = process_var
-    if starts is not None:
-        kept = jnp.exp(2.0 * jnp.maximum(log_decay, LOG_DECAY_FLOOR))
-        injected = injected + jnp.where(starts, prior_var[:, None] * kept, 0.0)
-    noise = jnp.sum(ratio * ratio * injected[..., None, :], axis=-1)
-    lower = product(keys, transpose(keys), precision) * ratio * noise[..., None, :]
-    gram = grouped(lower + transpose(jnp.tril(lower, -1)), 2)
-    gram = gram + obs_var[..., None] * jnp.eye(keys.shape[-2], dtype=gram.dtype)
-    return Terms(queries, keys, values, ratio, entry, to_end, total, noise, gram, obs_var)
 
 
 def own_noise(joint: jax.Array, obs_var: jax.Array) -> jax.Array:

@@ -1,8 +1,7 @@
 """The covariance chain as a Mosaic GPU kernel: one program a batch row, head and noise group.
 
-The covariance stays in shared memory from the first chunk to the last. What needs no belief (Gram
-matrices, decays) is prepared for all chunks at once beforehand, and what needs no earlier chunk
-(writes, gains, means, reads) is left to products over all chunks afterwards.
+The covariance stays in shared memory from the first chunk to the last. Keys are read where the op
+has them; decays and Gram matrices are made in registers from a few numbers a token.
 
 Arithmetic: products of the chain are bfloat16 tensor-core products of parts. A float32 number is a
 sum of `parts` bfloat16, and of the products of parts those that count are taken: with 2 parts 16
@@ -19,17 +18,15 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from kernels_pallas.kalman_chunk import algebra, panels, tiles
-from kernels_pallas.kalman_chunk.algebra import Factors, Terms, grouped, transpose
+from kernels_pallas.kalman_chunk.algebra import Factors, transpose
+from kernels_pallas.kalman_chunk.chunks import COARSE, ENTRY, FINE, NOISE, TO_END, Vectors, stack
 from kernels_pallas.kalman_chunk.config import Config
 from kernels_pallas.kalman_chunk.tiles import LAYOUT, LENGTH
 
-ENTRY, TO_END, NOISE, OBS_VAR, LOGS, LAST = range(6)
-"""Rows of the vectors of a chunk: a_i, e_i, n_i, r_i^2, c_i / log 2, and (a_L^2, n_L, 0, ...)."""
-
 
 def _factor(
-    joint: Any, panel: Any, logs: Any, finished: list[Any], inverse: list[Any], aged: list[Any],
-    plain: bool,
+    joint: Any, panel: Any, logs: tuple[Any, Any], finished: list[Any], inverse: list[Any],
+    aged: list[Any], plain: bool,
 ) -> None:  # fmt: skip
     """Runs the elimination on [S | I]^T: T^T into `inverse`, panels of 8 columns from the left.
 
@@ -39,7 +36,7 @@ def _factor(
     Args:
       joint: [64, 72] float32, S in columns 0..63.
       panel: [128, PITCH] float32, scratch.
-      logs: [L] float32, cumulative log decays in units of log 2.
+      logs: two [L] float32, `Vectors.coarse` and `fine`.
       finished: two [8, 128, 8] float32 as `panels.PANEL`, scratch.
       inverse: parts [64, 64] bfloat16 as `panels.WIDE`, of T^T.
       aged: the same, of T^T with each entry times its decay.
@@ -85,38 +82,49 @@ def _factor(
 
 
 def _chain_body(
-    keys_gm, gram_gm, rows_gm, first_gm, inverse_gm, writes_gm, cov_gm,
-    early, rows, cov, carried, joint, panel, inverse, either, loaded, first_loaded,
-    *, groups: int, chunks: int, plain: bool,
+    keys_gm, rows_gm, obs_var_gm, first_gm, inverse_gm, writes_gm, cov_gm,
+    early, rows, obs_var, cov, carried, joint, panel, inverse, either, loaded, first_loaded,
+    *, heads: int, groups: int, plain: bool,
 ):  # fmt: skip
     """Runs one program; see `run_chain` for the arrays in global memory (`_gm`).
 
     In shared memory: in one place keys [L, D], later the transpose of T with its decays; two
-    chunks' rows [2, 6, L] float32; parts of the covariance [D, D]; parts of Cov(S_j) k_j, later of
-    X's inner factor [L, D]; S [L, 72]; the panel; parts of T^T [L, L]; and in one place either the
-    finished panels or parts of the writes and of the gain [L, D].
+    chunks' rows [2, 5, L] and own noise [2, L] float32; parts of the covariance [D, D]; parts of
+    Cov(S_j) k_j, later of X's inner factor [L, D]; S [L, 72]; the panel; parts of T^T [L, L]; and
+    in one place either the finished panels or parts of the writes and of the gain [L, D].
     """
     (keys,), aged = early
     finished, (writes, gain) = either
-    dim, count = keys.shape[1], len(cov)
+    dim, count, chunks = keys.shape[1], len(cov), writes_gm.shape[1]
     program = lax.axis_index("program")
+    batch, place = program // (heads * groups), lax.rem(program, heads * groups)
     eps = jnp.float32(algebra.CHAIN_EPS[count])
 
     def fetch(chunk):
-        given = lax.min(chunk, chunks - 1)
-        plgpu.copy_gmem_to_smem(keys_gm.at[program // groups, given], keys, loaded)
-        plgpu.copy_gmem_to_smem(rows_gm.at[program, given], rows.at[lax.rem(chunk, 2)], loaded)
+        given, slot = lax.min(chunk, chunks - 1), lax.rem(chunk, 2)
+        head = place // groups
+        plgpu.copy_gmem_to_smem(keys_gm.at[batch, given, :, head], keys, loaded)
+        plgpu.copy_gmem_to_smem(rows_gm.at[batch, given, head], rows.at[slot], loaded)
+        plgpu.copy_gmem_to_smem(obs_var_gm.at[batch, given, place], obs_var.at[slot], loaded)
 
     def by_row(vectors, index, shape):
-        values = tiles.read(vectors.at[index], LAYOUT.reduce(1))
-        return lax.broadcast_in_dim(values, shape, (0,))
+        return tiles.down(vectors.at[index], shape)
 
     def diagonal(height):
         shape = (height, LENGTH)
         across = plgpu.broadcasted_iota(jnp.int32, shape, 1, layout=LAYOUT)
         return plgpu.broadcasted_iota(jnp.int32, shape, 0, layout=LAYOUT), across
 
-    def make_joint(gram, vectors):
+    def make_gram(vectors):
+        """Covariance of the values that noise within the chunk makes: ratio_ij n_j k_i . k_j."""
+        square = (LENGTH, LENGTH)
+        overlap = tiles.product(square, ([keys], [tiles.transposed(keys)]))
+        row, column = diagonal(LENGTH)
+        noise = vectors.at[NOISE]
+        noise = jnp.where(row >= column, tiles.across(noise, square), tiles.down(noise, square))
+        return overlap * noise * jnp.exp2(-jnp.abs(tiles.span(vectors, square)))
+
+    def make_joint(vectors, own):
         """Leaves Cov(S_j) k_j in `carried` and S in `joint`."""
         tall, square = (LENGTH, dim), (LENGTH, LENGTH)
         # K (P + P^T) / 2: rounding makes P unsymmetric, and nothing here would damp that.
@@ -126,11 +134,14 @@ def _chain_body(
         entry = by_row(vectors, ENTRY, tall)
         tiles.store(carried, key_cov * entry * entry + wide * by_row(vectors, NOISE, tall))
         s = tiles.register_product(key_cov, count, [keys], True, plain)
-        across = tiles.read(vectors.at[ENTRY], LAYOUT.reduce(0))
-        s = s * by_row(vectors, ENTRY, square) * lax.broadcast_in_dim(across, square, (1,)) + gram
+        s = s * by_row(vectors, ENTRY, square) * tiles.across(vectors.at[ENTRY], square)
+        s = s + make_gram(vectors)
         row, column = diagonal(LENGTH)
-        short = jnp.float32(algebra.NOISE_FLOOR * 2.0**-23) * s - by_row(vectors, OBS_VAR, square)
-        s = s + jnp.where(row == column, jnp.maximum(short, jnp.float32(0.0)), jnp.float32(0.0))
+        # s lacks the own noise so far: it is added, raised to the floor of what s then is.
+        share = jnp.float32(algebra.NOISE_FLOOR * 2.0**-23)
+        noise = tiles.down(own, square)
+        noise = jnp.maximum(noise, share * (s + noise))
+        s = s + jnp.where(row == column, noise, jnp.float32(0.0))
         joint[:, :LENGTH] = s
 
     def make_gain(chunk, vectors):
@@ -153,7 +164,7 @@ def _chain_body(
 
     def update(vectors):
         """P' = P a_L^2 + n_L I + X + X^T, a band of 64 columns after the other."""
-        squared, noise = vectors[LAST, 0], vectors[LAST, 1]
+        total, noise = vectors[ENTRY, LENGTH - 1], vectors[NOISE, LENGTH - 1]
         for band in range(dim // LENGTH):
             columns = slice(LENGTH * band, LENGTH * (band + 1))
             left = (
@@ -165,21 +176,22 @@ def _chain_body(
             row, column = diagonal(dim)
             here = row == column + LENGTH * band
             band_cov = [part.at[:, columns] for part in cov]
-            prior = tiles.load(band_cov) * squared + jnp.where(here, noise, jnp.float32(0.0))
+            prior = tiles.load(band_cov) * (total * total) + jnp.where(
+                here, noise, jnp.float32(0.0)
+            )
             # What rounding may have taken from a diagonal entry is put back on it.
             prior = prior + jnp.where(here, eps * prior, jnp.float32(0.0))
             tiles.store(band_cov, prior + change)
 
     def step(chunk, _):
         vectors = rows.at[lax.rem(chunk, 2)]
-        # Early, and straight to registers: it is on its way during the first products.
-        gram = tiles.read(gram_gm.at[program, chunk], optimized=False)
         plgpu.barrier_wait(loaded)
         for i, part in enumerate(cov):
             plgpu.copy_smem_to_gmem(part, cov_gm.at[program, chunk, i])
-        make_joint(gram, vectors)
+        make_joint(vectors, obs_var.at[lax.rem(chunk, 2)])
         plgpu.commit_smem()
-        _factor(joint, panel, vectors.at[LOGS], finished, inverse, aged, plain)
+        logs = vectors.at[COARSE], vectors.at[FINE]
+        _factor(joint, panel, logs, finished, inverse, aged, plain)
         for i, part in enumerate(inverse):
             plgpu.copy_smem_to_gmem(part, inverse_gm.at[program, chunk, i])
         make_gain(chunk, vectors)
@@ -202,8 +214,8 @@ def _chain_body(
 
 def run_chain(
     keys: jax.Array,
-    gram: jax.Array,
     rows: jax.Array,
+    obs_var: jax.Array,
     first: jax.Array,
     *,
     interpret: bool = False,
@@ -211,9 +223,9 @@ def run_chain(
     """Launches the kernel.
 
     Args:
-      keys: [B H, N, L, D] bfloat16.
-      gram: [B H G, N, L, L] float32.
-      rows: [B H G, N, 6, L] float32, see `ENTRY`.
+      keys: [B, N, L, H, D] bfloat16.
+      rows: [B, N, H, 5, L] float32, see `chunks.stack`.
+      obs_var: [B, N, H G, L] float32, r_i^2.
       first: [B H G, parts, D, D] bfloat16, parts of the first covariance.
       interpret: run without inlined code, for the interpreter.
 
@@ -221,8 +233,8 @@ def run_chain(
       Parts, bfloat16, of T^T [B H G, N, parts, L, L], of the writes [B H G, N, parts, L, D], and of
       P at chunk entries and at the end [B H G, N + 1, parts, D, D].
     """
-    programs, chunks = gram.shape[:2]
-    parts, dim = first.shape[1:3]
+    batch, chunks, _, heads, dim = keys.shape
+    programs, parts = first.shape[:2]
     bf16, f32 = jnp.bfloat16, jnp.float32
 
     def wide(height, width):
@@ -233,19 +245,19 @@ def run_chain(
     finished = [plgpu.SMEM(panel, f32, transforms=panels.PANEL)] * 2
     scratch = [
         plgpu.RefUnion([wide(LENGTH, dim)], square),
-        plgpu.SMEM((2, 6, LENGTH), f32),
+        plgpu.SMEM((2, 5, LENGTH), f32),
+        plgpu.SMEM((2, LENGTH), f32),
         [wide(dim, dim)] * parts,
         tall,
         plgpu.SMEM((LENGTH, LENGTH + 8), f32),
         plgpu.SMEM((128, panels.PITCH), f32),
         square,
         plgpu.RefUnion(finished, (tall, tall)),
-        plgpu.Barrier(num_arrivals=2),
+        plgpu.Barrier(num_arrivals=3),
         plgpu.Barrier(num_arrivals=parts),
     ]
-    body = functools.partial(
-        _chain_body, groups=programs // keys.shape[0], chunks=chunks, plain=interpret
-    )
+    groups = programs // (batch * heads)
+    body = functools.partial(_chain_body, heads=heads, groups=groups, plain=interpret)
     out = [
         jax.ShapeDtypeStruct((programs, chunks, parts, LENGTH, LENGTH), bf16),
         jax.ShapeDtypeStruct((programs, chunks, parts, LENGTH, dim), bf16),
@@ -257,7 +269,7 @@ def run_chain(
         scratch,
         grid=(programs,),
         grid_names=("program",),
-    )(keys, gram, rows, first)
+    )(keys, rows, obs_var, first)
 
 
 class Parts(NamedTuple):
@@ -267,49 +279,42 @@ class Parts(NamedTuple):
     writes: jax.Array  # [B H G, N, parts, L, D]
 
 
-def _rows(terms: Terms, logs: jax.Array) -> jax.Array:
-    """Returns the vectors of each chunk, [N, B, H, G, 6, L]; `logs` is [N, B, H, L]."""
-    total, noise = terms.total[..., None], terms.noise[..., -1:]
-    last = jnp.concatenate([total * total, noise], axis=-1)
-    last = jnp.pad(last, [(0, 0)] * 3 + [(0, LENGTH - 2)])
-    zero = jnp.zeros_like(logs)
-    shared = jnp.stack([terms.entry, terms.to_end, terms.noise, zero, logs, last], axis=-2)
-    rows = jnp.broadcast_to(grouped(shared, 2), (*terms.obs_var.shape[:4], 6, LENGTH))
-    return rows.at[..., OBS_VAR, :].set(terms.obs_var)
-
-
 def covariance_chain(
-    terms: Terms, cov: jax.Array, config: Config
-) -> tuple[jax.Array, Factors, Parts]:
-    """`algebra.covariance_chain` by the kernel, and the factors as the kernel stores them.
+    keys: jax.Array, vectors: Vectors, cov: jax.Array, config: Config
+) -> tuple[Parts, jax.Array]:
+    """`algebra.covariance_chain` by the kernel.
 
     Args:
-      terms: of all chunks, L = 64; keys that bfloat16 holds.
+      keys: [B, N, L, H, D] bfloat16, L = 64.
+      vectors: the numbers of each token.
       cov: [B, H, G, D, D], before the first chunk.
       config: tuning values.
-    """
-    chunks, batch, heads, groups = terms.gram.shape[:4]
-    dim = cov.shape[-1]
 
-    def programs(x: jax.Array) -> jax.Array:
-        """[N, B, H, G, ...] -> [B H G, N, ...]."""
-        x = jnp.moveaxis(x, 0, 3)
-        return x.reshape(batch * heads * groups, chunks, *x.shape[4:])
+    Returns:
+      Parts of the inverse and of the writes, and of P at chunk entries and at the end
+      [B H G, N + 1, parts, D, D], as the kernel stores them.
+    """
+    first = jnp.stack(tiles.split_in_xla(cov.reshape(-1, *cov.shape[-2:]), config.parts), axis=1)
+    inverse, writes, covs = run_chain(
+        keys, stack(vectors), vectors.obs_var, first, interpret=config.interpret
+    )
+    return Parts(inverse, writes), covs
+
+
+def factors(parts: Parts, covs: jax.Array, lead: tuple[int, int, int]) -> tuple[Factors, jax.Array]:
+    """Joins what `covariance_chain` returns: the factors of `algebra`, and P at the end.
+
+    Args:
+      parts: of the inverse and of the writes.
+      covs: parts of P.
+      lead: B, H, G.
+    """
 
     def joined(parts: jax.Array) -> jax.Array:
         """Parts [B H G, N, parts, ...] -> [N, B, H, G, ...]."""
-        x = jnp.sum(parts.astype(jnp.float32), axis=2)
-        return jnp.moveaxis(x.reshape(batch, heads, groups, *x.shape[1:]), 3, 0)
+        return tiles.by_chunk(tiles.join_in_xla(parts, axis=2), lead)
 
-    keys = jnp.moveaxis(terms.keys, 0, 2).reshape(batch * heads, chunks, LENGTH, dim)
-    inverse, writes, covs = run_chain(
-        keys.astype(jnp.bfloat16),
-        programs(terms.gram),
-        programs(_rows(terms, tiles.log_sums(terms.ratio))),
-        jnp.stack(tiles.split_in_xla(cov.reshape(-1, dim, dim), config.parts), axis=1),
-        interpret=config.interpret,
-    )
-    cov_all = joined(covs)
-    cov_all = 0.5 * (cov_all + transpose(cov_all))
-    factors = Factors(jnp.tril(transpose(joined(inverse))), joined(writes), cov_all[:-1])
-    return cov_all[-1], factors, Parts(inverse, writes)
+    cov = joined(covs)
+    cov = 0.5 * (cov + transpose(cov))
+    inverse = jnp.tril(transpose(joined(parts.inverse)))
+    return Factors(inverse, joined(parts.writes), cov[:-1]), cov[-1]

@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from kernels_pallas.kalman_chunk import algebra, bwd
-from kernels_pallas.kalman_chunk.algebra import Factors, Terms
+from kernels_pallas.kalman_chunk import algebra, bwd, chunks
+from kernels_pallas.kalman_chunk.algebra import Factors
+from kernels_pallas.kalman_chunk.chunks import Tokens, Vectors
 from kernels_pallas.kalman_chunk.config import Config
 
 DIMS = (64, 128)
@@ -33,7 +34,7 @@ class Filtered(NamedTuple):
 class Passed(NamedTuple):
     """What the rule of the derivative covers."""
 
-    reads: jax.Array  # [N, B, H, G, L, m]
+    reads: jax.Array  # [B, N, L, H G, m]
     mean: jax.Array  # [B, H, G, D, m]
     cov: jax.Array  # [B, H, G, D, D]
     writes: jax.Array  # [N, B, H, G, L, D]
@@ -41,66 +42,81 @@ class Passed(NamedTuple):
 
 
 def _forward(
-    terms: Terms, cov: jax.Array, mean: jax.Array, config: Config
-) -> tuple[Passed, tuple[Factors, jax.Array]]:
-    """Returns what `pass_chunks` does, and what its reverse needs."""
+    tokens: Tokens, vectors: Vectors, cov: jax.Array, mean: jax.Array, config: Config
+) -> tuple[Passed, tuple[Any, jax.Array]]:
+    """Returns what `pass_chunks` does, and what its reverse needs of it: factors and means."""
+    lead = mean.shape[:3]
     if config.kernel:
         # Imported here: what needs no GPU, as tests of the algebra, then needs no Mosaic either.
         from kernels_pallas.kalman_chunk import fwd, reads
 
-        last_cov, factors, parts = fwd.covariance_chain(terms, cov, config)
-        read, last_mean, means = reads.read_chunks(terms, parts, mean, config)
-    else:
-        last_cov, factors = algebra.covariance_chain(terms, cov, config.forward)
-        last_mean, means = algebra.mean_chain(terms, factors, mean, config.forward)
-        read = algebra.reads(terms, factors, means, config.forward)
+        parts, covs = fwd.covariance_chain(tokens.keys, vectors, cov, config)
+        read, means = reads.read_chunks(tokens, vectors, parts, mean, config)
+        factors, last_cov = fwd.factors(parts, covs, lead)
+        last_mean = fwd.tiles.join_in_xla(means[:, -1], axis=1).reshape(mean.shape)
+        passed = Passed(read, last_mean, last_cov, factors.writes, factors.cov)
+        return passed, ((parts, covs), means)
+    terms = chunks.expand(tokens, vectors, config.forward)
+    last_cov, factors = algebra.covariance_chain(terms, cov, config.forward)
+    last_mean, means = algebra.mean_chain(terms, factors, mean, config.forward)
+    read = algebra.reads(terms, factors, means, config.forward)
+    read = jnp.moveaxis(read, (0, 4), (1, 2))
+    read = read.reshape(tokens.values.shape).astype(tokens.values.dtype)
     return Passed(read, last_mean, last_cov, factors.writes, factors.cov), (factors, means)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
-def pass_chunks(terms: Terms, cov: jax.Array, mean: jax.Array, config: Config) -> Passed:
+@functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
+def pass_chunks(
+    tokens: Tokens, vectors: Vectors, cov: jax.Array, mean: jax.Array, config: Config
+) -> Passed:
     """Passes a belief through all chunks and reads it at every token.
 
     Args:
-      terms: of all chunks.
+      tokens: queries, keys and values of all chunks.
+      vectors: the numbers of each token.
       cov: [B, H, G, D, D], before the first chunk.
       mean: [B, H, G, D, m], before the first chunk.
       config: tuning values.
     """
-    return _forward(terms, cov, mean, config)[0]
+    return _forward(tokens, vectors, cov, mean, config)[0]
 
 
-def _pass_forward(terms, cov, mean, config):
-    terms, cov, mean = jax.tree.map(
-        lambda x: x.value, (terms, cov, mean), is_leaf=lambda x: hasattr(x, "perturbed")
+def _pass_forward(tokens, vectors, cov, mean, config):
+    tokens, vectors, cov, mean = jax.tree.map(
+        lambda x: x.value, (tokens, vectors, cov, mean), is_leaf=lambda x: hasattr(x, "perturbed")
     )
-    passed, (factors, means) = _forward(terms, cov, mean, config)
-    return passed, (terms, factors, means)
+    passed, saved = _forward(tokens, vectors, cov, mean, config)
+    return passed, (tokens, vectors, *saved)
 
 
 def _pass_backward(config, saved, cotangents):
-    terms, factors, means = saved
+    tokens, vectors, factors, means = saved
+    terms, to_tokens = jax.vjp(lambda *x: chunks.expand(*x, config.backward), tokens, vectors)
+    walk: bwd.Walk = bwd.walk_back
+    if config.kernel:
+        from kernels_pallas.kalman_chunk import fwd, reverse
 
-    def spelled(name: str, x: jax.Array) -> jax.Array:
+        lead = terms.values.shape[1:4]
+        factors, _ = fwd.factors(*factors, lead)
+        means = fwd.tiles.by_chunk(fwd.tiles.join_in_xla(means, axis=2), lead)[:-1]
+        walk = functools.partial(reverse.walk_back, parts=config.parts)
+
+    def spelled(name: str, shape: tuple[int, ...]) -> jax.Array:
         """A cotangent as an array, also where nothing depends on the output."""
         given = getattr(cotangents, name)
-        return jnp.zeros(x.shape, x.dtype) if _absent(given) else given
+        return jnp.zeros(shape, terms.entry.dtype) if _absent(given) else given
 
+    read_ct = spelled("reads", tokens.values.shape).astype(terms.entry.dtype)
+    read_ct = read_ct.reshape(*read_ct.shape[:3], *terms.values.shape[2:4], -1)
     given = bwd.Cotangents(
-        reads=spelled("reads", terms.values),
-        mean=spelled("mean", means[0]),
-        cov=spelled("cov", factors.cov[0]),
+        reads=jnp.moveaxis(read_ct, (1, 2), (0, 4)),
+        mean=spelled("mean", means.shape[1:]),
+        cov=spelled("cov", factors.cov.shape[1:]),
         writes=None if _absent(cotangents.writes) else cotangents.writes,
         entry_cov=None if _absent(cotangents.entry_cov) else cotangents.entry_cov,
     )
-    walk: bwd.Walk = bwd.walk_back
-    if config.kernel:
-        from kernels_pallas.kalman_chunk import reverse
-
-        walk = functools.partial(reverse.walk_back, parts=config.parts)
     terms_ct, cov_ct, mean_ct = bwd.backward(terms, factors, means, given, config.backward, walk)
-    terms_ct = jax.tree.map(lambda ct, x: ct.astype(x.dtype), terms_ct, terms)
-    return terms_ct, cov_ct, mean_ct
+    return *to_tokens(terms_ct), cov_ct, mean_ct
 
 
 def _absent(cotangent: Any) -> bool:
@@ -110,34 +126,42 @@ def _absent(cotangent: Any) -> bool:
 pass_chunks.defvjp(_pass_forward, _pass_backward, symbolic_zeros=True)
 
 
-def make_terms(inputs: Any, config: Config) -> Terms:
-    """Cuts tokens into chunks and prepares what depends on no belief.
+def cut(inputs: Any, config: Config) -> tuple[Tokens, Vectors]:
+    """Cuts a call into chunks.
 
     Args:
       inputs: as in `filter_tokens`.
       config: tuning values.
     """
 
-    def cut(x: jax.Array, fill: float = 0.0) -> jax.Array:
-        """[B, T, ...] -> [N, B, L, ...], the tail padded."""
+    def tail(x: jax.Array, fill: float = 0.0) -> jax.Array:
+        """[B, T, ...] -> [B, N, L, ...], the tail padded."""
         batch, steps = x.shape[:2]
-        chunks = -(-steps // config.length)
-        widths = [(0, 0), (0, chunks * config.length - steps)] + [(0, 0)] * (x.ndim - 2)
+        count = -(-steps // config.length)
+        widths = [(0, 0), (0, count * config.length - steps)] + [(0, 0)] * (x.ndim - 2)
         x = jnp.pad(x, widths, constant_values=fill)
-        return jnp.moveaxis(x.reshape(batch, chunks, config.length, *x.shape[2:]), 1, 0)
+        return x.reshape(batch, count, config.length, *x.shape[2:])
 
-    def heads_first(x: jax.Array) -> jax.Array:
-        return jnp.swapaxes(cut(x), 2, 3)
+    def last(x: jax.Array) -> jax.Array:
+        """[B, N, L, H] -> [B, N, H, L]."""
+        return jnp.swapaxes(x, 2, 3)
 
-    return algebra.prepare(
-        (heads_first(inputs.q), heads_first(inputs.k), jnp.moveaxis(cut(inputs.v), 2, -2)),
-        heads_first(inputs.log_decay[..., 0]),
-        heads_first(inputs.process_var),
-        jnp.moveaxis(cut(inputs.obs_var, fill=1.0), 2, -1),
-        inputs.prior_var,
-        None if inputs.starts is None else cut(inputs.starts, fill=False)[:, :, None],
-        jax.lax.Precision.HIGH if config.kernel else jax.lax.Precision.HIGHEST,
+    dtype = jnp.bfloat16 if config.kernel else inputs.k.dtype
+    batch, steps, heads, groups, width = inputs.v.shape
+    tokens = Tokens(
+        tail(inputs.q.astype(dtype)),
+        tail(inputs.k.astype(dtype)),
+        tail(inputs.v.reshape(batch, steps, heads * groups, width).astype(dtype)),
     )
+    obs_var = tail(inputs.obs_var.reshape(batch, steps, heads * groups), fill=1.0)
+    vectors = chunks.make_vectors(
+        last(tail(inputs.log_decay[..., 0])),
+        last(tail(inputs.process_var)),
+        last(obs_var),
+        inputs.prior_var,
+        None if inputs.starts is None else tail(inputs.starts, fill=False),
+    )
+    return tokens, vectors
 
 
 def filter_tokens(inputs: Any, config: Config) -> Filtered:
@@ -149,21 +173,21 @@ def filter_tokens(inputs: Any, config: Config) -> Filtered:
         cov [B, H, G, D, D] by attribute.
       config: tuning values.
     """
-    steps = inputs.k.shape[1]
+    batch, steps = inputs.v.shape[:2]
 
     def join(x: jax.Array) -> jax.Array:
-        """[N, B, L, ...] -> [B, T, ...]."""
-        x = jnp.moveaxis(x, 0, 1)
-        return x.reshape(x.shape[0], -1, *x.shape[3:])[:, :steps]
+        """[B, N, L, ...] -> [B, T, ...]."""
+        return x.reshape(batch, -1, *x.shape[3:])[:, :steps]
 
-    terms = make_terms(inputs, config)
-    passed = pass_chunks(terms, inputs.cov, inputs.mean, config)
+    tokens, vectors = cut(inputs, config)
+    passed = pass_chunks(tokens, vectors, inputs.cov, inputs.mean, config)
     # The variance of a read is left to autodiff: it is free where nothing asks for it.
     factors = Factors(jnp.zeros(()), passed.writes, passed.entry_cov)
+    terms = chunks.expand(tokens, vectors, config.forward)
     var = algebra.read_variances(terms, factors, config.forward)
     return Filtered(
-        join(jnp.moveaxis(passed.reads, -2, 2)),
-        join(jnp.moveaxis(var, -1, 2)),
+        join(passed.reads).reshape(inputs.v.shape),
+        join(jnp.moveaxis(var, (0, 4), (1, 2))),
         passed.mean,
         passed.cov,
     )

@@ -157,32 +157,35 @@ def _distance(start: ir.Value, pointer: ir.Value, size: int) -> ir.Value:
     return arith.divui(difference, _i32(size))
 
 
-def _aged(values: list[ir.Value], logs: ir.Value, thread: ir.Value, number: ir.Value):
+def _aged(values: list[ir.Value], logs: list[ir.Value], thread: ir.Value, number: ir.Value):
     """Multiplies T_jl for the panel's 8 j by the decay from after l to after j, l the own row.
 
     Args:
       values: T_jl for each j.
-      logs: pointer to c [L] float32, cumulative log decays in units of log 2.
+      logs: pointers to `Vectors.coarse` and `fine`, [L] float32.
       thread: l, counted from 0.
       number: the panel's.
     """
-    own = llvm.load(ir.F32Type.get(), mgpu_utils.getelementptr(logs, [thread], ir.F32Type.get()))
-    first = arith.muli(number, _i32(WIDTH))
-    ends: list[ir.Value] = []
-    for quarter in range(WIDTH // 4):
-        ends += _load4(logs, arith.addi(first, _i32(4 * quarter)))
+    f32, first = ir.F32Type.get(), arith.muli(number, _i32(WIDTH))
+    differences = []
+    for sums in logs:
+        own = llvm.load(f32, mgpu_utils.getelementptr(sums, [thread], f32))
+        ends = [x for i in (0, 4) for x in _load4(sums, arith.addi(first, _i32(i)))]
+        differences.append([_asm("sub.rn.f32", end, own) for end in ends])
+    spans = [_asm("add.rn.f32", *both) for both in zip(*differences, strict=True)]
     zero = arith.constant(ir.F32Type.get(), 0.0)
     aged = []
-    for value, end in zip(values, ends, strict=True):
+    for value, span in zip(values, spans, strict=True):
         # T is 0 where j < l, and there the sum would be positive.
-        span = _asm("min.f32", _asm("sub.rn.f32", end, own), zero)
+        span = _asm("min.f32", span, zero)
         aged.append(_asm("mul.rn.f32", value, _asm("ex2.approx.ftz.f32", span)))
     return aged
 
 
 def factor_panel(
-    panel: Any, block: Any, logs: Any, finished: list[Any], inverse: list[Any], aged: list[Any]
-) -> None:
+    panel: Any, block: Any, logs: tuple[Any, Any], finished: list[Any], inverse: list[Any],
+    aged: list[Any],
+) -> None:  # fmt: skip
     """Factors one panel of [S | I]^T and solves its rows.
 
     Args:
@@ -190,7 +193,7 @@ def factor_panel(
         take from them: rows 0..63 of S, rows 64..127 of I.
       block: the panel's rows of its own 8 x 8 diagonal block, a slice [8, PITCH] of `panel`; tells
         which panel it is.
-      logs: [L] float32, cumulative log decays in units of log 2.
+      logs: two [L] float32, `Vectors.coarse` and `fine`.
       finished: two [128, 8] float32 as `PANEL`: what tf32 keeps of the solved rows, and the rest.
         Rows 0..63 become the panel's columns of chol(S), rows 64..127 those of T^T = chol(S)^{-T}.
       inverse: [64, 64] bfloat16 as `WIDE`, parts whose sum is T^T; gets the panel's 8 columns.
@@ -200,11 +203,11 @@ def factor_panel(
     wides = (plgpu.RefType(WIDE),) * len(inverse)
 
     @plgpu.inline_mgpu(
-        arg_types=(plgpu.RefType(), plgpu.RefType(), plgpu.RefType(), panels, wides, wides)
+        arg_types=(plgpu.RefType(), plgpu.RefType(), (plgpu.RefType(),) * 2, panels, wides, wides)
     )
     def run(_, panel, block, logs, finished, inverse, aged):
-        pointers = map(mgpu_utils.memref_ptr, (panel, block, logs, *finished, *inverse, *aged))
-        panel, block, logs, high, low, *parts = pointers
+        pointers = map(mgpu_utils.memref_ptr, (panel, block, *logs, *finished, *inverse, *aged))
+        panel, block, coarse, fine, high, low, *parts = pointers
         thread = _thread()
         row = _row_of_panel(panel, block, thread)
         highs, lows = zip(*map(_tf32_parts, row), strict=True)
@@ -216,19 +219,19 @@ def factor_panel(
             own = arith.subi(thread, _i32(64))
             for values, matrices in (
                 (row, parts[:count]),
-                (_aged(row, logs, own, number), parts[count:]),
+                (_aged(row, [coarse, fine], own, number), parts[count:]),
             ):
                 split = [_bf16_parts(x, count) for x in values]
                 for i, matrix in enumerate(matrices):
                     _store_wide(matrix, own, number, [x[i] for x in split])
 
-    run(panel, block, logs, tuple(finished), tuple(inverse), tuple(aged))
+    run(panel, block, tuple(logs), tuple(finished), tuple(inverse), tuple(aged))
 
 
 def factor_panel_plainly(
     panel: Any,
     start: jax.Array,
-    logs: Any,
+    logs: tuple[Any, Any],
     finished: list[Any],
     inverse: list[Any],
     aged: list[Any],
@@ -239,7 +242,8 @@ def factor_panel_plainly(
     rows = jax.scipy.linalg.solve_triangular(lower, panel[:, :WIDTH].T, lower=True).T
     finished[0][...] = rows
     finished[1][...] = jnp.zeros_like(rows)
-    decay = jnp.exp2(jnp.minimum(logs[columns][None, :] - logs[...][:, None], 0.0))
+    spans = [sums[columns][None, :] - sums[...][:, None] for sums in logs]
+    decay = jnp.exp2(jnp.minimum(spans[0] + spans[1], 0.0))
     for rest, matrices in ((rows[64:], inverse), (rows[64:] * decay, aged)):
         for matrix in matrices:
             part = rest.astype(jnp.bfloat16)

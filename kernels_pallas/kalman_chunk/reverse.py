@@ -146,17 +146,13 @@ def walk_back(
     lead = last.shape[:3]
     dim, width = last.shape[-2:]
 
-    def programs(x: jax.Array) -> jax.Array:
-        """[N, B, H, G, ...] -> [B H G, N, ...]."""
-        return jnp.moveaxis(x, 0, 3).reshape(-1, x.shape[0], *x.shape[4:])
-
     exits = run_reverse(
-        jnp.stack(tiles.split_in_xla(programs(transition), parts), axis=2),
-        programs(own),
+        jnp.stack(tiles.split_in_xla(tiles.by_program(transition), parts), axis=2),
+        tiles.by_program(own),
         jnp.stack(tiles.split_in_xla(last.reshape(-1, dim, width), parts), axis=1),
         both=both,
     )
-    x = jnp.sum(exits.astype(jnp.float32), axis=2)
+    x = tiles.join_in_xla(exits, axis=2)
     x = x.reshape(*lead, -1, dim, width)
     if both:
         x = 0.5 * (x + jnp.swapaxes(x, -1, -2))

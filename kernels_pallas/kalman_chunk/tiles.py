@@ -14,6 +14,8 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from kernels_pallas.kalman_chunk.chunks import COARSE, FINE
+
 LENGTH = 64
 """L, tokens in a chunk: [S | I] then has a row for each of a warpgroup's 128 threads."""
 
@@ -21,10 +23,6 @@ LAYOUT = plgpu.Layout.WGMMA
 
 WIDE_FLOAT32 = (plgpu.TilingTransform((8, 32)), plgpu.SwizzleTransform(128))
 """How shared memory holds a float32 matrix that is copied out."""
-
-
-RESET = -40.0
-"""Floor of log2 of a decay, a document start included, where decays come from sums c_i."""
 
 
 def mosaic_kernel(body: Callable[..., None], out: Any, scratch: Any, **options: Any) -> Any:
@@ -69,13 +67,18 @@ def split(x: jax.Array, count: int) -> list[jax.Array]:
 
 
 def split_in_xla(x: jax.Array, count: int) -> list[jax.Array]:
-    """`split` outside of kernels, where XLA would otherwise drop the rounding and with it the rest."""
+    """`split` outside of kernels, where XLA would drop a rounding, and with it what is left."""
     parts = []
     for _ in range(count):
         part = jax.lax.reduce_precision(x, exponent_bits=8, mantissa_bits=7)
         parts.append(part.astype(jnp.bfloat16))
         x = x - part
     return parts
+
+
+def join_in_xla(parts: jax.Array, axis: int) -> jax.Array:
+    """Undoes `split_in_xla`: the float32 sum of parts that lie along `axis`."""
+    return jnp.sum(parts.astype(jnp.float32), axis=axis)
 
 
 def store(refs: Sequence[Any], x: jax.Array) -> None:
@@ -130,8 +133,27 @@ def register_product(
     return product((left.shape[0], width), (parts, right))
 
 
-def log_sums(ratio: jax.Array) -> jax.Array:
-    """Returns cumulative log decays [..., L], in units of log 2, from decays [..., L, L]."""
-    steps = jnp.diagonal(ratio, -1, axis1=-2, axis2=-1)
-    logs = jnp.maximum(jnp.log2(steps), RESET)
-    return jnp.cumsum(jnp.pad(logs, [(0, 0)] * (logs.ndim - 1) + [(1, 0)]), axis=-1)
+def down(vector: Any, shape: tuple[int, int]) -> jax.Array:
+    """A vector in shared memory as the column that all columns of a matrix are."""
+    return jax.lax.broadcast_in_dim(read(vector, LAYOUT.reduce(1)), shape, (0,))
+
+
+def across(vector: Any, shape: tuple[int, int]) -> jax.Array:
+    """A vector in shared memory as the row that all rows of a matrix are."""
+    return jax.lax.broadcast_in_dim(read(vector, LAYOUT.reduce(0)), shape, (1,))
+
+
+def span(vectors: Any, shape: tuple[int, int]) -> jax.Array:
+    """log2 of the decay from after token j to after token i (its inverse for j > i), [L, L]."""
+    coarse, fine = vectors.at[COARSE], vectors.at[FINE]
+    return (down(coarse, shape) - across(coarse, shape)) + (down(fine, shape) - across(fine, shape))
+
+
+def by_chunk(x: jax.Array, lead: tuple[int, int, int]) -> jax.Array:
+    """[B H G, N, ...] -> [N, B, H, G, ...]; `lead` is B, H, G."""
+    return jnp.moveaxis(x.reshape(*lead, *x.shape[1:]), 3, 0)
+
+
+def by_program(x: jax.Array) -> jax.Array:
+    """[N, B, H, G, ...] -> [B H G, N, ...]."""
+    return jnp.moveaxis(x, 0, 3).reshape(-1, x.shape[0], *x.shape[4:])
