@@ -63,19 +63,22 @@ def _factor(
             return upper[...], lower[...]
 
         accumulator = plgpu.ACC((half, width), jnp.float32)
-        taken, taken_eye = pl.run_scoped(scope, accumulator, accumulator)
-        given = tiles.read(joint.at[:, pl.ds(start, width)])
-        eye = jnp.where(row == column + start, jnp.float32(1.0), jnp.float32(0.0))
-        panel[:half, :width] = given - taken
-        panel[half:, :width] = eye - taken_eye
-        plgpu.commit_smem()
+        with jax.named_scope("panel products"):
+            taken, taken_eye = pl.run_scoped(scope, accumulator, accumulator)
+        with jax.named_scope("panel rest"):
+            given = tiles.read(joint.at[:, pl.ds(start, width)])
+            eye = jnp.where(row == column + start, jnp.float32(1.0), jnp.float32(0.0))
+            panel[:half, :width] = given - taken
+            panel[half:, :width] = eye - taken_eye
+            plgpu.commit_smem()
         done = [part.at[number] for part in finished]
-        if plain:
-            panels.factor_panel_plainly(panel, start, logs, done, inverse, aged)
-        else:
-            block = panel.at[pl.ds(start, width)]
-            panels.factor_panel(panel, block, logs, done, inverse, aged)
-        plgpu.commit_smem()
+        with jax.named_scope("panel pivots"):
+            if plain:
+                panels.factor_panel_plainly(panel, start, logs, done, inverse, aged)
+            else:
+                block = panel.at[pl.ds(start, width)]
+                panels.factor_panel(panel, block, logs, done, inverse, aged)
+            plgpu.commit_smem()
         return 0
 
     lax.fori_loop(0, half // width, one, 0)
@@ -129,13 +132,17 @@ def _chain_body(
         tall, square = (LENGTH, dim), (LENGTH, LENGTH)
         # K (P + P^T) / 2: rounding makes P unsymmetric, and nothing here would damp that.
         both = [([keys], [part]) for part in cov] + [([keys], [tiles.transposed(p)]) for p in cov]
-        key_cov = 0.5 * tiles.product(tall, *both)
-        wide = tiles.read(keys).astype(jnp.float32)
-        entry = by_row(vectors, ENTRY, tall)
-        tiles.store(carried, key_cov * entry * entry + wide * by_row(vectors, NOISE, tall))
-        s = tiles.register_product(key_cov, count, [keys], True, plain)
+        with jax.named_scope("kp"):
+            key_cov = 0.5 * tiles.product(tall, *both)
+        with jax.named_scope("carried"):
+            wide = tiles.read(keys).astype(jnp.float32)
+            entry = by_row(vectors, ENTRY, tall)
+            tiles.store(carried, key_cov * entry * entry + wide * by_row(vectors, NOISE, tall))
+        with jax.named_scope("s"):
+            s = tiles.register_product(key_cov, count, [keys], True, plain)
         s = s * by_row(vectors, ENTRY, square) * tiles.across(vectors.at[ENTRY], square)
-        s = s + make_gram(vectors)
+        with jax.named_scope("gram"):
+            s = s + make_gram(vectors)
         row, column = diagonal(LENGTH)
         # s lacks the own noise so far: it is added, raised to the floor of what s then is.
         share = jnp.float32(algebra.NOISE_FLOOR * 2.0**-23)
@@ -147,20 +154,28 @@ def _chain_body(
     def make_gain(chunk, vectors):
         """Leaves K^T = T^T Z in `gain` and S K^T / 2 - B in `carried`; writes go out."""
         shape = (LENGTH, dim)
-        u = tiles.product(shape, ([tiles.transposed(part) for part in aged], carried))
-        tiles.store(writes, u)
-        tiles.store(gain, by_row(vectors, TO_END, shape) * u)
-        plgpu.commit_smem()
+        with jax.named_scope("u"):
+            u = tiles.product(shape, ([tiles.transposed(part) for part in aged], carried))
+        with jax.named_scope("u store"):
+            tiles.store(writes, u)
+            tiles.store(gain, by_row(vectors, TO_END, shape) * u)
+            plgpu.commit_smem()
         fetch(chunk + 1)  # where `aged` was
         for i, part in enumerate(writes):
             plgpu.copy_smem_to_gmem(part, writes_gm.at[program, chunk, i])
-        whole = tiles.product(shape, (inverse, gain))
-        plgpu.commit_smem()
-        tiles.store(gain, whole)
-        plgpu.commit_smem()
-        s = tiles.read(joint.at[:, :LENGTH])
-        doubled = tiles.register_product(s, count, gain, False, plain)
-        tiles.store(carried, 0.5 * doubled - by_row(vectors, TO_END, shape) * tiles.load(carried))
+        with jax.named_scope("g"):
+            whole = tiles.product(shape, (inverse, gain))
+            plgpu.commit_smem()
+        with jax.named_scope("g store"):
+            tiles.store(gain, whole)
+            plgpu.commit_smem()
+            s = tiles.read(joint.at[:, :LENGTH])
+        with jax.named_scope("sg"):
+            doubled = tiles.register_product(s, count, gain, False, plain)
+        with jax.named_scope("sg store"):
+            tiles.store(
+                carried, 0.5 * doubled - by_row(vectors, TO_END, shape) * tiles.load(carried)
+            )
 
     def update(vectors):
         """P' = P a_L^2 + n_L I + X + X^T, a band of 64 columns after the other."""
@@ -172,7 +187,8 @@ def _chain_body(
                 [tiles.transposed(part) for part in carried],
             )
             right = [part.at[:, columns] for part in carried], [p.at[:, columns] for p in gain]
-            change = tiles.product((dim, LENGTH), *zip(left, right, strict=True))
+            with jax.named_scope("x"):
+                change = tiles.product((dim, LENGTH), *zip(left, right, strict=True))
             row, column = diagonal(dim)
             here = row == column + LENGTH * band
             band_cov = [part.at[:, columns] for part in cov]
@@ -185,20 +201,25 @@ def _chain_body(
 
     def step(chunk, _):
         vectors = rows.at[lax.rem(chunk, 2)]
-        plgpu.barrier_wait(loaded)
+        with jax.named_scope("load"):
+            plgpu.barrier_wait(loaded)
         for i, part in enumerate(cov):
             plgpu.copy_smem_to_gmem(part, cov_gm.at[program, chunk, i])
-        make_joint(vectors, obs_var.at[lax.rem(chunk, 2)])
-        plgpu.commit_smem()
+        with jax.named_scope("joint"):
+            make_joint(vectors, obs_var.at[lax.rem(chunk, 2)])
+            plgpu.commit_smem()
         logs = vectors.at[COARSE], vectors.at[FINE]
-        _factor(joint, panel, logs, finished, inverse, aged, plain)
+        with jax.named_scope("factor"):
+            _factor(joint, panel, logs, finished, inverse, aged, plain)
         for i, part in enumerate(inverse):
             plgpu.copy_smem_to_gmem(part, inverse_gm.at[program, chunk, i])
-        make_gain(chunk, vectors)
-        plgpu.commit_smem()
-        plgpu.wait_smem_to_gmem(0)
-        update(vectors)
-        plgpu.commit_smem()
+        with jax.named_scope("gain"):
+            make_gain(chunk, vectors)
+            plgpu.commit_smem()
+            plgpu.wait_smem_to_gmem(0)
+        with jax.named_scope("update"):
+            update(vectors)
+            plgpu.commit_smem()
         return 0
 
     fetch(jnp.int32(0))

@@ -45,14 +45,14 @@ def _forward(
     tokens: Tokens, vectors: Vectors, cov: jax.Array, mean: jax.Array, config: Config
 ) -> tuple[Passed, tuple[Any, jax.Array]]:
     """Returns what `pass_chunks` does, and what its reverse needs of it: factors and means."""
-    lead = mean.shape[:3]
+    batch, heads, groups = mean.shape[:3]
     if config.kernel:
         # Imported here: what needs no GPU, as tests of the algebra, then needs no Mosaic either.
         from kernels_pallas.kalman_chunk import fwd, reads
 
         parts, covs = fwd.covariance_chain(tokens.keys, vectors, cov, config)
         read, means = reads.read_chunks(tokens, vectors, parts, mean, config)
-        factors, last_cov = fwd.factors(parts, covs, lead)
+        factors, last_cov = fwd.factors(parts, covs, (batch, heads, groups))
         last_mean = fwd.tiles.join_in_xla(means[:, -1], axis=1).reshape(mean.shape)
         passed = Passed(read, last_mean, last_cov, factors.writes, factors.cov)
         return passed, ((parts, covs), means)
@@ -91,13 +91,15 @@ def _pass_forward(tokens, vectors, cov, mean, config):
 
 def _pass_backward(config, saved, cotangents):
     tokens, vectors, factors, means = saved
-    terms, to_tokens = jax.vjp(lambda *x: chunks.expand(*x, config.backward), tokens, vectors)
+    terms, to_tokens = jax.vjp(lambda x, y: chunks.expand(x, y, config.backward), tokens, vectors)
     walk: bwd.Walk = bwd.walk_back
     if config.kernel:
         from kernels_pallas.kalman_chunk import fwd, reverse
 
-        lead = terms.values.shape[1:4]
-        factors, _ = fwd.factors(*factors, lead)
+        _, batch, heads, groups = terms.values.shape[:4]
+        lead = batch, heads, groups
+        parts, covs = factors
+        factors, _ = fwd.factors(parts, covs, lead)
         means = fwd.tiles.by_chunk(fwd.tiles.join_in_xla(means, axis=2), lead)[:-1]
         walk = functools.partial(reverse.walk_back, parts=config.parts)
 
