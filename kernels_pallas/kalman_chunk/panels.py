@@ -26,6 +26,9 @@ nvvm: Any = _nvvm
 WIDTH = 8
 """Pivots of a panel."""
 
+SIZE = 64
+"""Rows and columns of S."""
+
 PITCH = 24
 """Numbers between two rows of the panel in shared memory: 16-byte reads without bank conflicts."""
 
@@ -33,14 +36,32 @@ PIVOT_FLOOR = 1e-6
 """No squared pivot is below a reading's own noise, so none is below the floor of r^2."""
 
 PANEL = (plgpu.TilingTransform((8, WIDTH)), plgpu.SwizzleTransform(4 * WIDTH))
-"""How shared memory holds a finished panel, [128, 8] float32, for wgmma."""
+"""How shared memory holds a finished panel, [64, 8] float32, for wgmma."""
 
-WIDE = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))
-"""How shared memory holds a bfloat16 matrix for wgmma."""
+
+def wide(columns: int) -> tuple[Any, ...]:
+    """How shared memory holds a bfloat16 matrix for wgmma that is sliced by `columns`, 32 or 64."""
+    return plgpu.TilingTransform((8, columns)), plgpu.SwizzleTransform(2 * columns)
+
+
+WIDE = wide(64)
 
 
 def _i32(value: int) -> ir.Value:
     return arith.constant(ir.IntegerType.get_signless(32), value)
+
+
+def _f32(value: float) -> ir.Value:
+    return arith.constant(ir.F32Type.get(), value)
+
+
+def _below(x: ir.Value, y: ir.Value) -> ir.Value:
+    """Whether x < y, unsigned."""
+    return arith.cmpi(arith.CmpIPredicate.ult, x, y)
+
+
+def _equal(x: ir.Value, y: ir.Value) -> ir.Value:
+    return arith.cmpi(arith.CmpIPredicate.eq, x, y)
 
 
 def _asm(instruction: str, *operands: ir.Value) -> ir.Value:
@@ -85,8 +106,13 @@ def _thread() -> ir.Value:
     return arith.andi(index, _i32(127))
 
 
-def _row_of_panel(panel: ir.Value, block: ir.Value, thread: ir.Value) -> list[ir.Value]:
-    """Factors the block and solves row `thread` of the panel: row (chol(block)^T)^{-1}."""
+def _row_of_panel(
+    panel: ir.Value, block: ir.Value, row: ir.Value, start: ir.Value
+) -> list[ir.Value]:
+    """Factors the block and solves a row of the panel: row (chol(block)^T)^{-1}.
+
+    A row of the block itself has been eliminated with this panel: it is one of the identity.
+    """
     d: list[list[Any]] = [[None] * WIDTH for _ in range(WIDTH)]
     for i in range(WIDTH):
         for quarter in range(i // 4 + 1):
@@ -94,11 +120,15 @@ def _row_of_panel(panel: ir.Value, block: ir.Value, thread: ir.Value) -> list[ir
             for j in range(4):
                 if 4 * quarter + j <= i:
                     d[i][4 * quarter + j] = loaded[j]
-    own = arith.muli(thread, _i32(PITCH))
-    row: list[ir.Value] = []
+    own = arith.muli(row, _i32(PITCH))
+    inside = _below(arith.subi(row, start), _i32(WIDTH))  # unsigned: rows before it are not
+    x: list[ir.Value] = []
     for quarter in range(WIDTH // 4):
-        row += _load4(panel, arith.addi(own, _i32(4 * quarter)))
-    floor = arith.constant(ir.F32Type.get(), PIVOT_FLOOR)
+        x += _load4(panel, arith.addi(own, _i32(4 * quarter)))
+    for a in range(WIDTH):
+        here = _equal(row, arith.addi(start, _i32(a)))
+        x[a] = arith.select(inside, arith.select(here, _f32(1.0), _f32(0.0)), x[a])
+    floor = _f32(PIVOT_FLOOR)
     for a in range(WIDTH):
         scale = _asm("rsqrt.approx.ftz.f32", _asm("max.f32", d[a][a], floor))
         column = {b: _asm("mul.rn.f32", d[b][a], scale) for b in range(a + 1, WIDTH)}
@@ -106,28 +136,50 @@ def _row_of_panel(panel: ir.Value, block: ir.Value, thread: ir.Value) -> list[ir
         for b in column:
             for c in range(b, WIDTH):
                 d[c][b] = _multiply_subtract(d[c][b], minus[b], column[c])
-        row[a] = _asm("mul.rn.f32", row[a], scale)
+        x[a] = _asm("mul.rn.f32", x[a], scale)
         for b in column:
-            row[b] = _multiply_subtract(row[b], minus[b], row[a])
-    return row
+            x[b] = _multiply_subtract(x[b], minus[b], x[a])
+    return x
 
 
-def _store_panel(panel: ir.Value, thread: ir.Value, row: list[ir.Value]) -> None:
-    """Stores row `thread` as `PANEL` has it: 32 bytes, halves swapped by bit 2 of the row."""
-    swap = arith.andi(arith.shrui(thread, _i32(2)), _i32(1))
+def _store_panel(panel: ir.Value, number: ir.Value, row: ir.Value, values: list[ir.Value]) -> None:
+    """Stores a row of a finished panel as `PANEL` has it: 32 bytes, halves swapped by bit 2."""
+    swap = arith.andi(arith.shrui(row, _i32(2)), _i32(1))
+    first = arith.muli(arith.addi(arith.muli(number, _i32(SIZE)), row), _i32(WIDTH))
     for half in range(WIDTH // 4):
         place = arith.muli(arith.xori(swap, _i32(half)), _i32(4))
-        offset = arith.addi(arith.muli(thread, _i32(WIDTH)), place)
-        _store16(panel, offset, row[4 * half : 4 * half + 4])
+        _store16(panel, arith.addi(first, place), values[4 * half : 4 * half + 4])
 
 
-def _store_wide(matrix: ir.Value, row: ir.Value, eighth: ir.Value, values: list[ir.Value]) -> None:
-    """Stores columns 8 `eighth` .. +8 of a row of a [64, 64] bfloat16 matrix held as `WIDE`.
+def _clear_block(finished: list[ir.Value], number: ir.Value, thread: ir.Value) -> None:
+    """Clears the rows of this panel's block in all panels before it, a row a thread.
 
-    Rows have 128 bytes; of their eight 16-byte parts, number p lies at place p xor (row mod 8).
+    There they were rows of chol(S). From now on they stand for the identity's, which those panels
+    have no part in.
     """
-    place = arith.xori(eighth, arith.andi(row, _i32(7)))
-    offset = arith.addi(arith.muli(row, _i32(64)), arith.muli(place, _i32(8)))
+    earlier, local = arith.shrui(thread, _i32(3)), arith.andi(thread, _i32(7))
+    row = arith.addi(arith.muli(number, _i32(WIDTH)), local)
+    with mgpu_utils.when(_below(earlier, number)):
+        for panel in finished:
+            _store_panel(panel, earlier, row, [_f32(0.0)] * WIDTH)
+
+
+def _store_wide(
+    matrix: ir.Value, row: ir.Value, eighth: ir.Value, values: list[ir.Value], columns: int
+) -> None:
+    """Stores columns 8 `eighth` .. +8 of a row of a [64, 64] bfloat16 matrix, see `wide`.
+
+    Tiles have 8 rows of 2 `columns` bytes, of whose 16-byte parts number p of row i lies at place
+    p xor i (128 bytes) or p xor i/2 (64 bytes).
+    """
+    pieces = columns // WIDTH
+    local = arith.andi(row, _i32(7))
+    swap = local if columns == SIZE else arith.shrui(local, _i32(1))
+    tile = arith.muli(arith.shrui(row, _i32(3)), _i32(SIZE // columns))
+    tile = arith.addi(tile, arith.divui(eighth, _i32(pieces)))
+    place = arith.xori(arith.remui(eighth, _i32(pieces)), swap)
+    line = arith.addi(arith.muli(tile, _i32(8)), local)
+    offset = arith.addi(arith.muli(line, _i32(columns)), arith.muli(place, _i32(WIDTH)))
     _store16(matrix, offset, values)
 
 
@@ -173,7 +225,7 @@ def _aged(values: list[ir.Value], logs: list[ir.Value], thread: ir.Value, number
         ends = [x for i in (0, 4) for x in _load4(sums, arith.addi(first, _i32(i)))]
         differences.append([_asm("sub.rn.f32", end, own) for end in ends])
     spans = [_asm("add.rn.f32", *both) for both in zip(*differences, strict=True)]
-    zero = arith.constant(ir.F32Type.get(), 0.0)
+    zero = _f32(0.0)
     aged = []
     for value, span in zip(values, spans, strict=True):
         # T is 0 where j < l, and there the sum would be positive.
@@ -184,23 +236,25 @@ def _aged(values: list[ir.Value], logs: list[ir.Value], thread: ir.Value, number
 
 def factor_panel(
     panel: Any, block: Any, logs: tuple[Any, Any], finished: list[Any], inverse: list[Any],
-    aged: list[Any],
+    aged: list[Any], columns: int,
 ) -> None:  # fmt: skip
-    """Factors one panel of [S | I]^T and solves its rows.
+    """Factors one panel and solves its rows; the elimination is in place, as `fwd` tells.
 
     Args:
-      panel: [128, PITCH] float32 in shared memory, the panel's 8 columns less what earlier panels
-        take from them: rows 0..63 of S, rows 64..127 of I.
+      panel: [64, PITCH] float32 in shared memory, the panel's 8 columns less what earlier panels
+        take from them: of S from the panel's block down, of I above.
       block: the panel's rows of its own 8 x 8 diagonal block, a slice [8, PITCH] of `panel`; tells
         which panel it is.
       logs: two [L] float32, `Vectors.coarse` and `fine`.
-      finished: two [128, 8] float32 as `PANEL`: what tf32 keeps of the solved rows, and the rest.
-        Rows 0..63 become the panel's columns of chol(S), rows 64..127 those of T^T = chol(S)^{-T}.
-      inverse: [64, 64] bfloat16 as `WIDE`, parts whose sum is T^T; gets the panel's 8 columns.
+      finished: two [8, 64, 8] float32 as `PANEL`: what tf32 keeps of the solved rows, and the rest,
+        of every panel. Rows below the block become the panel's columns of chol(S), the others
+        those of T^T = chol(S)^{-T}; and the block's rows of earlier panels become 0.
+      inverse: [64, 64] bfloat16 as `wide`, parts whose sum is T^T; gets the panel's 8 columns.
       aged: the same for the transpose of T with each entry times its decay.
+      columns: of `wide`.
     """
     panels = (plgpu.RefType(PANEL),) * len(finished)
-    wides = (plgpu.RefType(WIDE),) * len(inverse)
+    wides = (plgpu.RefType(wide(columns)),) * len(inverse)
 
     @plgpu.inline_mgpu(
         arg_types=(plgpu.RefType(), plgpu.RefType(), (plgpu.RefType(),) * 2, panels, wides, wides)
@@ -208,22 +262,27 @@ def factor_panel(
     def run(_, panel, block, logs, finished, inverse, aged):
         pointers = map(mgpu_utils.memref_ptr, (panel, block, *logs, *finished, *inverse, *aged))
         panel, block, coarse, fine, high, low, *parts = pointers
-        thread = _thread()
-        row = _row_of_panel(panel, block, thread)
-        highs, lows = zip(*map(_tf32_parts, row), strict=True)
-        _store_panel(high, thread, list(highs))
-        _store_panel(low, thread, list(lows))
+        thread, count = _thread(), len(inverse)
         number = _distance(panel, block, 4 * PITCH * WIDTH)
-        count = len(inverse)
-        with mgpu_utils.when(arith.cmpi(arith.CmpIPredicate.uge, thread, _i32(64))):
-            own = arith.subi(thread, _i32(64))
-            for values, matrices in (
-                (row, parts[:count]),
-                (_aged(row, [coarse, fine], own, number), parts[count:]),
+        start = arith.muli(number, _i32(WIDTH))
+        row = arith.andi(thread, _i32(SIZE - 1))  # two threads a row: one stores it, one stores T
+        values = _row_of_panel(panel, block, row, start)
+        first = _below(thread, _i32(SIZE))
+        with mgpu_utils.when(first):
+            _clear_block([high, low], number, thread)
+            highs, lows = zip(*map(_tf32_parts, values), strict=True)
+            _store_panel(high, number, row, list(highs))
+            _store_panel(low, number, row, list(lows))
+        with mgpu_utils.when(_below(_i32(SIZE - 1), thread)):
+            done = _below(row, arith.addi(start, _i32(WIDTH)))
+            values = [arith.select(done, x, _f32(0.0)) for x in values]
+            for given, matrices in (
+                (values, parts[:count]),
+                (_aged(values, [coarse, fine], row, number), parts[count:]),
             ):
-                split = [_bf16_parts(x, count) for x in values]
+                split = [_bf16_parts(x, count) for x in given]
                 for i, matrix in enumerate(matrices):
-                    _store_wide(matrix, own, number, [x[i] for x in split])
+                    _store_wide(matrix, row, number, [x[i] for x in split], columns)
 
     run(panel, block, tuple(logs), tuple(finished), tuple(inverse), tuple(aged))
 
@@ -237,14 +296,22 @@ def factor_panel_plainly(
     aged: list[Any],
 ) -> None:
     """`factor_panel` without inlined code, for the interpreter; `start` is the first column."""
-    columns = pl.ds(start, WIDTH)
+    columns, number = pl.ds(start, WIDTH), start // WIDTH
+    place = jnp.arange(SIZE)[:, None] - start
+    inside = (place >= 0) & (place < WIDTH)
+    given = panel[:, :WIDTH]
+    given = jnp.where(inside, (place == jnp.arange(WIDTH)).astype(jnp.float32), given)
     lower = jnp.linalg.cholesky(panel[columns, :WIDTH])
-    rows = jax.scipy.linalg.solve_triangular(lower, panel[:, :WIDTH].T, lower=True).T
-    finished[0][...] = rows
-    finished[1][...] = jnp.zeros_like(rows)
+    rows = jax.scipy.linalg.solve_triangular(lower, given.T, lower=True).T
+    for earlier in range(SIZE // WIDTH):
+        held = finished[0][earlier]
+        done = inside & (earlier < number)
+        finished[0][earlier] = jnp.where(earlier == number, rows, jnp.where(done, 0.0, held))
+    finished[1][...] = jnp.zeros(finished[1].shape, jnp.float32)
+    inverse_rows = jnp.where(place < WIDTH, rows, 0.0)
     spans = [sums[columns][None, :] - sums[...][:, None] for sums in logs]
     decay = jnp.exp2(jnp.minimum(spans[0] + spans[1], 0.0))
-    for rest, matrices in ((rows[64:], inverse), (rows[64:] * decay, aged)):
+    for rest, matrices in ((inverse_rows, inverse), (inverse_rows * decay, aged)):
         for matrix in matrices:
             part = rest.astype(jnp.bfloat16)
             matrix[:, columns] = part

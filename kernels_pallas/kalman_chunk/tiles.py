@@ -17,7 +17,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from kernels_pallas.kalman_chunk.chunks import COARSE, FINE
 
 LENGTH = 64
-"""L, tokens in a chunk: [S | I] then has a row for each of a warpgroup's 128 threads."""
+"""L, tokens in a chunk: the rows of one wgmma."""
 
 LAYOUT = plgpu.Layout.WGMMA
 
@@ -106,6 +106,22 @@ def product(shape: tuple[int, int], *pairs: tuple[Sequence[Any], Sequence[Any]])
         for left, right in pairs:
             for x, y in _pairs(left, right):
                 plgpu.wgmma(acc, x, y)
+        return acc[...]
+
+    return pl.run_scoped(scope, plgpu.ACC(shape, jnp.float32))
+
+
+def mirrored_product(
+    shape: tuple[int, int], left: Sequence[Any], right: Sequence[Any]
+) -> jax.Array:
+    """`product`, with sums in the order in which `product` of the two transposes has them.
+
+    `product(X^T, Y) + mirrored_product(Y^T, X)` then is symmetric to the last bit.
+    """
+
+    def scope(acc):
+        for y, x in _pairs(right, left):
+            plgpu.wgmma(acc, x, y)
         return acc[...]
 
     return pl.run_scoped(scope, plgpu.ACC(shape, jnp.float32))

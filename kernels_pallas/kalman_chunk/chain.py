@@ -1,0 +1,291 @@
+"""What a program of the covariance kernel does, chunk after chunk.
+
+Two warpgroups share a program: each has half of the key channels, that is of the columns of K P,
+of the writes, of the gain and of P. Warpgroup 0 alone factors S; meanwhile warpgroup 1 makes the
+Gram matrix of the next chunk. They meet where one needs what the other made.
+
+Arithmetic: products are bfloat16 tensor-core products of parts. A float32 number is a sum of
+`parts` bfloat16, and of the products of parts those that count are taken: with 2 parts 16 bits
+survive, with 3 all. The factorization itself runs on tf32 parts, which is float32.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from kernels_pallas.kalman_chunk import algebra, panels, tiles
+from kernels_pallas.kalman_chunk.chunks import COARSE, ENTRY, FINE, NOISE, TO_END
+from kernels_pallas.kalman_chunk.tiles import LAYOUT, LENGTH
+
+SQUARE = (LENGTH, LENGTH)
+
+
+class Arrays(NamedTuple):
+    """In global memory; see `fwd.run_chain`."""
+
+    keys: Any
+    rows: Any
+    obs_var: Any
+    first: Any
+    inverse: Any
+    writes: Any
+    cov: Any
+
+
+class Held(NamedTuple):
+    """In shared memory. Lists are parts, bfloat16; `finished` and what follows share a place."""
+
+    keys: Any  # [L, D] bfloat16
+    rows: Any  # [2, 5, L] float32, of two chunks
+    obs_var: Any  # [2, L] float32
+    cov: list[Any]  # [D, D]
+    carried: list[Any]  # [L, D] Cov(S_j) k_j, later X's inner factor
+    joint: Any  # [L, 72] float32, S
+    panel: Any  # [L, PITCH] float32
+    inverse: list[Any]  # [L, L] T^T
+    finished: list[Any]  # two [8, L, 8] float32, panels
+    aged: list[Any]  # [L, L] T^T times decays
+    share: Any  # [L, 72] float32, what warpgroup 1 adds to S
+    writes: list[Any]  # [L, D]
+    gain: list[Any]  # [L, D]
+    loaded: Any  # barriers: of a chunk's copies,
+    first_loaded: Any  # of the first covariance,
+    shared: Any  # of `share`,
+    factored: Any  # of the factorization,
+    met: Any  # and of both warpgroups
+
+
+class Program(NamedTuple):
+    """Where a program is, and the half that a warpgroup has."""
+
+    program: Any
+    batch: Any
+    place: Any  # head and noise group
+    head: Any
+    half: int
+    plain: bool
+
+
+def _where(i: int, dim: int) -> slice:
+    return slice(i * dim // 2, (i + 1) * dim // 2)
+
+
+def _fetch(gm: Arrays, held: Held, at: Program, chunk: Any) -> None:
+    """Loads keys and vectors of a chunk; past the last one it loads that again."""
+    given, slot = lax.min(chunk, gm.keys.shape[1] - 1), lax.rem(chunk, 2)
+    for source, target in (
+        (gm.keys.at[at.batch, given, :, at.head], held.keys),
+        (gm.rows.at[at.batch, given, at.head], held.rows.at[slot]),
+        (gm.obs_var.at[at.batch, given, at.place], held.obs_var.at[slot]),
+    ):
+        plgpu.copy_gmem_to_smem(source, target, held.loaded)
+
+
+def _meet(held: Held) -> None:
+    """Waits for the other warpgroup; what either has stored is seen by both."""
+    plgpu.commit_smem()
+    plgpu.barrier_arrive(held.met)
+    plgpu.barrier_wait(held.met)
+
+
+def _diagonal(shape: tuple[int, int]) -> tuple[jax.Array, jax.Array]:
+    """Row and column of each entry."""
+    row = plgpu.broadcasted_iota(jnp.int32, shape, 0, layout=LAYOUT)
+    return row, plgpu.broadcasted_iota(jnp.int32, shape, 1, layout=LAYOUT)
+
+
+def _gram(held: Held, vectors: Any) -> jax.Array:
+    """Covariance of the values that noise within the chunk makes, ratio_ij n_j k_i . k_j."""
+    overlap = tiles.product(SQUARE, ([held.keys], [tiles.transposed(held.keys)]))
+    row, column = _diagonal(SQUARE)
+    noise = vectors.at[NOISE]
+    noise = jnp.where(row >= column, tiles.across(noise, SQUARE), tiles.down(noise, SQUARE))
+    return overlap * noise * jnp.exp2(-jnp.abs(tiles.span(vectors, SQUARE)))
+
+
+def _half_of_joint(held: Held, at: Program, vectors: Any) -> jax.Array:
+    """Leaves half of Cov(S_j) k_j in `carried`; returns what that half adds to S."""
+    dim, count = held.keys.shape[1], len(held.cov)
+    mine, tall = _where(at.half, dim), (LENGTH, dim // 2)
+    with jax.named_scope("kp"):
+        key_cov = tiles.product(tall, ([held.keys], [part.at[:, mine] for part in held.cov]))
+    with jax.named_scope("carried"):
+        keys = tiles.read(held.keys.at[:, mine]).astype(jnp.float32)
+        entry = tiles.down(vectors.at[ENTRY], tall)
+        carried = key_cov * entry * entry + keys * tiles.down(vectors.at[NOISE], tall)
+        tiles.store([part.at[:, mine] for part in held.carried], carried)
+    with jax.named_scope("s"):
+        s = tiles.register_product(key_cov, count, [held.keys.at[:, mine]], True, at.plain)
+        return s * tiles.down(vectors.at[ENTRY], SQUARE) * tiles.across(vectors.at[ENTRY], SQUARE)
+
+
+def _finish_joint(held: Held, s: jax.Array, own: Any) -> None:
+    """Leaves S in `joint`: with what the other warpgroup adds, and the readings' own noise."""
+    s = s + tiles.read(held.share.at[:, :LENGTH])
+    row, column = _diagonal(SQUARE)
+    # Its own noise is raised to the floor of what a reading's variance then is.
+    noise = tiles.down(own, SQUARE)
+    noise = jnp.maximum(noise, jnp.float32(algebra.NOISE_FLOOR * 2.0**-23) * (s + noise))
+    held.joint[:, :LENGTH] = s + jnp.where(row == column, noise, jnp.float32(0.0))
+    plgpu.commit_smem()
+
+
+def _factor(held: Held, logs: tuple[Any, Any], plain: bool) -> None:
+    """Inverts a Cholesky factor in place: T^T into `inverse`, panels of 8 columns from the left.
+
+    It is elimination on [S | I]^T, of which only 64 of the 128 rows are at work at any time: a row
+    of S until its own block is reached, and the same row of I from there on. A panel takes in what
+    all panels before it leave of it by one product, and is then factored in registers (`panels`).
+    """
+    width, finished, columns = panels.WIDTH, held.finished, held.keys.shape[1] // 2
+    row = plgpu.broadcasted_iota(jnp.int32, (LENGTH, width), 0, layout=LAYOUT)
+
+    def one(number, _):
+        start = number * width
+
+        def scope(acc):
+            def earlier(q, _):
+                high, low = (part.at[q] for part in finished)
+                own = [tiles.transposed(part.at[q, pl.ds(start, width)]) for part in finished]
+                plgpu.wgmma(acc, high, own[0])
+                plgpu.wgmma(acc, high, own[1])
+                plgpu.wgmma(acc, low, own[0])
+                return 0
+
+            lax.fori_loop(0, number, earlier, 0)
+            return acc[...]
+
+        with jax.named_scope("panel products"):
+            taken = pl.run_scoped(scope, plgpu.ACC((LENGTH, width), jnp.float32))
+        with jax.named_scope("panel rest"):
+            given = tiles.read(held.joint.at[:, pl.ds(start, width)])
+            held.panel[:, :width] = jnp.where(row >= start, given, jnp.float32(0.0)) - taken
+            plgpu.commit_smem()
+        with jax.named_scope("panel pivots"):
+            if plain:
+                panels.factor_panel_plainly(
+                    held.panel, start, logs, finished, held.inverse, held.aged
+                )
+            else:
+                block = held.panel.at[pl.ds(start, width)]
+                stores = held.inverse, held.aged
+                panels.factor_panel(held.panel, block, logs, finished, *stores, columns)
+            plgpu.commit_smem()
+        return 0
+
+    lax.fori_loop(0, LENGTH // width, one, 0)
+
+
+def _half_of_gain(held: Held, at: Program, vectors: Any) -> None:
+    """Leaves half of U in `writes`, of K^T = T^T Z in `gain`, of S K^T / 2 - B in `carried`."""
+    dim, count = held.keys.shape[1], len(held.cov)
+    mine, shape = _where(at.half, dim), (LENGTH, dim // 2)
+    carried, writes, gain = (
+        [part.at[:, mine] for part in parts] for parts in (held.carried, held.writes, held.gain)
+    )
+    with jax.named_scope("u"):
+        u = tiles.product(shape, ([tiles.transposed(part) for part in held.aged], carried))
+        _meet(held)  # `writes` and `gain` take the place of `aged`
+    with jax.named_scope("u store"):
+        to_end = tiles.down(vectors.at[TO_END], shape)
+        tiles.store(writes, u)
+        tiles.store(gain, to_end * u)
+        plgpu.commit_smem()
+    with jax.named_scope("g"):
+        whole = tiles.product(shape, (held.inverse, gain))
+        plgpu.commit_smem()
+        tiles.store(gain, whole)
+        plgpu.commit_smem()
+    with jax.named_scope("sg"):
+        s = tiles.read(held.joint.at[:, :LENGTH])
+        doubled = tiles.register_product(s, count, gain, False, at.plain)
+        tiles.store(carried, 0.5 * doubled - to_end * tiles.load(carried))
+
+
+def _half_of_update(held: Held, at: Program, vectors: Any) -> None:
+    """P' = P a_L^2 + n_L I + X + X^T, half of its columns, 64 rows after the other.
+
+    X and X^T are summed in the same order, so that P' is symmetric to the last bit.
+    """
+    dim = held.keys.shape[1]
+    mine, shape = _where(at.half, dim), (LENGTH, dim // 2)
+    total, noise = vectors[ENTRY, LENGTH - 1], vectors[NOISE, LENGTH - 1]
+    eps = jnp.float32(algebra.CHAIN_EPS[len(held.cov)])
+    for start in range(0, dim, LENGTH):
+        rows = slice(start, start + LENGTH)
+        gain, inner = (
+            [tiles.transposed(part.at[:, rows]) for part in parts]
+            for parts in (held.gain, held.carried)
+        )
+        right = [[part.at[:, mine] for part in parts] for parts in (held.carried, held.gain)]
+        change = tiles.product(shape, (gain, right[0]))
+        change = change + tiles.mirrored_product(shape, inner, right[1])
+        row, column = _diagonal(shape)
+        here = row + start == column + at.half * (dim // 2)
+        cov = [part.at[rows, mine] for part in held.cov]
+        prior = tiles.load(cov) * (total * total) + jnp.where(here, noise, jnp.float32(0.0))
+        # What rounding may have taken from a diagonal entry is put back on it.
+        prior = prior + jnp.where(here, eps * prior, jnp.float32(0.0))
+        tiles.store(cov, prior + change)
+
+
+def run(gm: Arrays, held: Held, at: Program) -> None:
+    """Runs the half of a program that a warpgroup has."""
+    chunks, leads = gm.keys.shape[1], at.half == 0
+
+    def send(parts: list[Any], out: Any) -> None:
+        """Copies half of the rows out: those of a matrix lie in one piece, its columns do not."""
+        rows = _where(at.half, parts[0].shape[0])
+        for i, part in enumerate(parts):
+            plgpu.copy_smem_to_gmem(part.at[rows], out.at[i, rows])
+
+    def gram_of(chunk: Any) -> jax.Array:
+        plgpu.barrier_wait(held.loaded)
+        with jax.named_scope("gram"):
+            return _gram(held, held.rows.at[lax.rem(chunk, 2)])
+
+    def step(chunk, gram):
+        vectors = held.rows.at[lax.rem(chunk, 2)]
+        send(held.cov, gm.cov.at[at.program, chunk])
+        if leads:
+            plgpu.barrier_wait(held.loaded)
+            s = _half_of_joint(held, at, vectors)
+            with jax.named_scope("joint"):
+                plgpu.barrier_wait(held.shared)
+                _finish_joint(held, s, held.obs_var.at[lax.rem(chunk, 2)])
+            _fetch(gm, held, at, chunk + 1)  # the keys have been read by both
+            with jax.named_scope("factor"):
+                _factor(held, (vectors.at[COARSE], vectors.at[FINE]), at.plain)
+            plgpu.barrier_arrive(held.factored)
+            for i, part in enumerate(held.inverse):
+                plgpu.copy_smem_to_gmem(part, gm.inverse.at[at.program, chunk, i])
+        else:
+            held.share[:, :LENGTH] = _half_of_joint(held, at, vectors) + gram
+            plgpu.commit_smem()
+            plgpu.barrier_arrive(held.shared)
+            gram = gram_of(chunk + 1)
+            plgpu.barrier_wait(held.factored)
+        _half_of_gain(held, at, vectors)
+        plgpu.wait_smem_to_gmem(0)  # of P, before it changes
+        _meet(held)
+        send(held.writes, gm.writes.at[at.program, chunk])
+        with jax.named_scope("update"):
+            _half_of_update(held, at, vectors)
+            plgpu.wait_smem_to_gmem(0, wait_read_only=True)  # of what the next chunk overwrites
+            _meet(held)
+        return gram
+
+    if leads:
+        _fetch(gm, held, at, jnp.int32(0))
+        for i, part in enumerate(held.cov):
+            plgpu.copy_gmem_to_smem(gm.first.at[at.program, i], part, held.first_loaded)
+    plgpu.barrier_wait(held.first_loaded)
+    lax.fori_loop(0, chunks, step, 0 if leads else gram_of(jnp.int32(0)))
+    if leads:
+        plgpu.barrier_wait(held.loaded)  # of the last fetch
+    send(held.cov, gm.cov.at[at.program, chunks])
+    plgpu.wait_smem_to_gmem(0)
