@@ -38,11 +38,13 @@ def _forward(
         from kernels_pallas.delta_chunk import fwd
         from kernels_pallas.kalman_chunk import reads, tiles
 
-        inverse = fwd.run_inverse(
-            tokens.keys, stack(vectors), parts=config.parts, interpret=config.interpret
+        rows, interpret = stack(vectors), config.interpret
+        inverse = fwd.run_inverse(tokens.keys, rows, parts=config.parts, interpret=interpret)
+        writes = _keys_as_writes(tokens.keys, config.parts)
+        first = jnp.stack(
+            tiles.split_in_xla(memory.reshape(-1, *memory.shape[3:]), config.parts), axis=1
         )
-        factors = reads.Parts(inverse, _keys_as_writes(tokens.keys, config.parts))
-        read, entries = reads.read_chunks(tokens, vectors, factors, memory, config)
+        read, entries = reads.run_reads(tokens, rows, inverse, writes, first, interpret=interpret)
         last = tiles.join_in_xla(entries[:, -1], axis=1).reshape(memory.shape)
         return (read, last), (inverse, entries)
     terms = algebra.expand(tokens, vectors, config.forward)
