@@ -4,6 +4,7 @@ import functools
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from bayesmem.array_types import HeadScalars, HeadVectors, Keys, Memory, SegmentIds, Values
 from bayesmem.ops import arguments, dispatch
@@ -11,7 +12,7 @@ from bayesmem.ops.delta.chunked import chunked
 from bayesmem.ops.delta.reference import recurrent
 from bayesmem.ops.delta.types import DeltaInputs
 
-FORMS = {
+FORMS: dict[str, dispatch.Form] = {
     "recurrent": recurrent,
     "chunked": chunked,
     "pallas": dispatch.kernel("delta_chunk", "pallas"),
@@ -93,5 +94,7 @@ def _run(
         memory=given["state"],
     )
     preferred = arguments.preferred_forms(sizes["T"])
-    y, memory = dispatch.run("delta_rule", implementation, FORMS, preferred, inputs, chunk_size)
+    narrow = all(given[name].dtype == jnp.bfloat16 for name in ("q", "k", "v"))
+    forms, passed = dispatch.tell_kernels(FORMS, narrow=narrow), (inputs, chunk_size)
+    y, memory = dispatch.run("delta_rule", implementation, forms, preferred, *passed)
     return y.astype(given["v"].dtype), memory

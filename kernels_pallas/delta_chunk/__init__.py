@@ -1,0 +1,1 @@
+"""The delta rule with one decay a head on a GPU; see README.md beside this file."""

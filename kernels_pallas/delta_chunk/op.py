@@ -1,0 +1,210 @@
+"""Runs the delta rule on the kernels: checks, padding, chunks, the derivative's rule.
+
+`run` is what `bayesmem/ops/dispatch.py` calls. It takes the arrays of the op by attribute, so that
+this package needs to import nothing of bayesmem.
+"""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from kernels_pallas.delta_chunk import algebra, bwd
+from kernels_pallas.kalman_chunk.bwd import Walk, walk_back
+from kernels_pallas.kalman_chunk.chunks import Tokens, Vectors, stack
+from kernels_pallas.kalman_chunk.config import Config
+
+DIMS = (64, 128)
+"""Key dims that the kernels take; smaller ones are padded to the next."""
+
+BAND = 64
+"""Value channels that a program of the kernels takes; fewer are padded."""
+
+Passed = tuple[jax.Array, jax.Array]
+"""Reads [B, N, L, H, M] in the dtype of values, and the last memory [B, H, 1, D, M]."""
+
+
+def _forward(
+    tokens: Tokens, vectors: Vectors, memory: jax.Array, config: Config
+) -> tuple[Passed, tuple[jax.Array, jax.Array]]:
+    """Returns what `pass_chunks` does, and what its reverse needs of it: T and memories.
+
+    They are as the kernels leave them: parts of T^T [B H, N, parts, L, L] and of the memories
+    [B H, N + 1, parts, D, M]; without kernels, as `algebra` has them.
+    """
+    if config.kernel:
+        # Imported here: what needs no GPU, as tests of the algebra, then needs no Mosaic either.
+        from kernels_pallas.delta_chunk import fwd
+        from kernels_pallas.kalman_chunk import reads, tiles
+
+        rows, interpret = stack(vectors), config.interpret
+        inverse = fwd.run_inverse(tokens.keys, rows, parts=config.parts, interpret=interpret)
+        writes = _keys_as_writes(tokens.keys, config.parts)
+        first = jnp.stack(
+            tiles.split_in_xla(memory.reshape(-1, *memory.shape[3:]), config.parts), axis=1
+        )
+        read, entries = reads.run_reads(tokens, rows, inverse, writes, first, interpret=interpret)
+        last = tiles.join_in_xla(entries[:, -1], axis=1).reshape(memory.shape)
+        return (read, last), (inverse, entries)
+    terms = algebra.expand(tokens, vectors, config.forward)
+    read, last, found, entries = algebra.forward(terms, memory, config.forward)
+    read = jnp.moveaxis(read[:, :, :, 0], (0, 3), (1, 2)).astype(tokens.values.dtype)
+    return (read, last), (found.inverse[:, :, :, 0], entries)
+
+
+def _keys_as_writes(keys: jax.Array, parts: int) -> jax.Array:
+    """Returns keys [B, N, L, H, D] as the reads kernel takes writes: [B H, N, parts, L, D]."""
+    front = jnp.moveaxis(keys, 3, 1)
+    front = front.reshape(-1, *front.shape[2:])[:, :, None]
+    return jnp.pad(front, ((0, 0), (0, 0), (0, parts - 1), (0, 0), (0, 0)))
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
+def pass_chunks(tokens: Tokens, vectors: Vectors, memory: jax.Array, config: Config) -> Passed:
+    """Passes a memory through all chunks and reads it at every token.
+
+    Args:
+      tokens: queries, keys and values of all chunks.
+      vectors: the numbers of each token, `noise` being beta.
+      memory: [B, H, 1, D, M], before the first chunk.
+      config: tuning values.
+    """
+    return _forward(tokens, vectors, memory, config)[0]
+
+
+def _pass_forward(tokens, vectors, memory, config):
+    passed, saved = _forward(tokens, vectors, memory, config)
+    return passed, (tokens, vectors, *saved)
+
+
+def _pass_backward(config, saved, cotangents):
+    tokens, vectors, inverse, memory = saved
+    spell = functools.partial(algebra.expand, precision=config.backward)
+    terms, to_tokens = jax.vjp(spell, tokens, vectors)
+    walk: Walk = walk_back
+    if config.kernel:
+        from kernels_pallas.kalman_chunk import reverse, tiles
+
+        batch, heads = terms.noise.shape[1:3]
+        inverse, memory = (
+            tiles.by_chunk(tiles.join_in_xla(x, axis=2), (batch, heads, 1))
+            for x in (inverse, memory)
+        )
+        inverse, memory = jnp.swapaxes(inverse[:, :, :, 0], -1, -2), memory[:-1]
+        walk = functools.partial(reverse.walk_back, parts=config.parts)
+    read_ct, memory_ct = cotangents
+    read_ct = jnp.moveaxis(read_ct.astype(terms.entry.dtype), (1, 2), (0, 3))[:, :, :, None]
+    factors = algebra.as_factors(terms, inverse)
+    terms_ct, first_ct = bwd.backward(
+        terms, factors, memory, read_ct, memory_ct, config.backward, walk
+    )
+    return *to_tokens(terms_ct), first_ct
+
+
+pass_chunks.defvjp(_pass_forward, _pass_backward)
+
+
+def cut(inputs: Any, config: Config) -> tuple[Tokens, Vectors, jax.Array]:
+    """Cuts a call into chunks, padded to what the kernels take: tokens, vectors, the first memory.
+
+    Args:
+      inputs: as in `run_tokens`.
+      config: tuning values.
+    """
+    dim, width = inputs.memory.shape[-2:]
+    more_dim = more_width = 0
+    if config.kernel:
+        more_dim = min(size for size in DIMS if size >= dim) - dim
+        more_width = -width % BAND
+
+    def tail(x: jax.Array, more: int = 0) -> jax.Array:
+        """[B, T, ...] -> [B, N, L, ...], the tail padded, and the last axis by `more`."""
+        batch, steps = x.shape[:2]
+        missing = -steps % config.length
+        widths = [(0, 0), (0, missing)] + [(0, 0)] * (x.ndim - 2)
+        widths[-1] = (0, more) if x.ndim == 4 else widths[-1]
+        x = jnp.pad(x, widths)
+        return x.reshape(batch, -1, config.length, *x.shape[2:])
+
+    def last(x: jax.Array) -> jax.Array:
+        """[B, N, L, H] -> [B, N, H, L]."""
+        return jnp.swapaxes(x, 2, 3)
+
+    dtype = jnp.bfloat16 if config.kernel else inputs.k.dtype
+    tokens = Tokens(
+        tail(inputs.q.astype(dtype), more_dim),
+        tail(inputs.k.astype(dtype), more_dim),
+        tail(inputs.v.astype(dtype), more_width),
+    )
+    starts = None if inputs.starts is None else tail(inputs.starts)
+    log_decay, beta = last(tail(inputs.log_decay[..., 0])), last(tail(inputs.beta))
+    vectors = algebra.make_vectors(log_decay, beta, starts)
+    memory = jnp.pad(inputs.memory, ((0, 0), (0, 0), (0, more_dim), (0, more_width)))
+    return tokens, vectors, memory[:, :, None]
+
+
+def run_tokens(inputs: Any, config: Config) -> tuple[jax.Array, jax.Array]:
+    """Cuts tokens into chunks, passes them through the memory and joins what comes out.
+
+    Args:
+      inputs: q, k [B, T, H, D], v [B, T, H, M], log_decay [B, T, H, 1], beta [B, T, H],
+        starts [B, T] or None, memory [B, H, D, M] by attribute.
+      config: tuning values.
+
+    Returns:
+      y [B, T, H, M], bfloat16 where kernels run, and the memory [B, H, D, M].
+    """
+    batch, steps, heads, width = inputs.v.shape
+    tokens, vectors, memory = cut(inputs, config)
+    read, memory = pass_chunks(tokens, vectors, memory, config)
+    read = read.reshape(batch, -1, heads, read.shape[-1])[:, :steps, :, :width]
+    return read, memory[:, :, 0, : inputs.k.shape[-1], :width]
+
+
+def run(
+    backend: str, inputs: Any, chunk_size: int, *, narrow: bool = False
+) -> tuple[jax.Array, jax.Array]:
+    """Runs a call of `delta_rule`.
+
+    Args:
+      backend: "pallas"; "triton" is not there.
+      inputs: `DeltaInputs` of the op, all heads spelled out.
+      chunk_size: of the XLA forms. The kernels have their own, 64: any gives the same result.
+      narrow: whether q, k and v came as bfloat16, so that bfloat16 holds what `inputs` has of them.
+
+    Returns:
+      y [B, T, H, M] and the memory [B, H, D, M].
+
+    Raises:
+      NotImplementedError: the kernels do not have this case, or not on this device.
+    """
+    del chunk_size
+    require_supported(backend, inputs, narrow)
+    return run_tokens(inputs, Config())
+
+
+def require_supported(backend: str, inputs: Any, narrow: bool) -> None:
+    """Raises NotImplementedError, with the reason, for what the kernels do not have."""
+    if backend != "pallas":
+        raise NotImplementedError(f"there is no {backend} kernel for it, only a pallas one")
+    if inputs.log_decay.shape[-1] != 1:
+        raise NotImplementedError("the pallas kernel has one decay a head, not one a key dim")
+    dim = inputs.k.shape[-1]
+    if dim > DIMS[-1]:
+        raise NotImplementedError(
+            f"the pallas kernel has key dims up to {DIMS[-1]}, and D={dim} was found"
+        )
+    if not narrow:
+        raise NotImplementedError("the pallas kernel takes q, k and v in bfloat16 only")
+    if inputs.memory.dtype != jnp.float32:
+        raise NotImplementedError(
+            f"the pallas kernel is float32, and {inputs.memory.dtype} was found"
+        )
+    device = jax.devices()[0]
+    capability = str(getattr(device, "compute_capability", "none"))
+    if capability != "9.0":
+        raise NotImplementedError(
+            f"the pallas kernel needs a Hopper GPU (compute capability 9.0), and {capability} was "
+            f"found"
+        )
