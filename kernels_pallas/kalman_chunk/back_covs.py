@@ -41,7 +41,7 @@ def _covs_body(
     """Runs one program; see `run_covs` for the arrays in global memory (`_gm`).
 
     In shared memory: keys [L, D], rows [5, L] and own noise [L] float32, parts of the gain [L, D],
-    of the covariance and of its cotangent at the exit [D, D], and of the cotangent of K P [L, D].
+    of the covariance and of its cotangent at the exit [D, D], and of X of (18) [L, D].
     """
     program, chunk = lax.axis_index("program"), lax.axis_index("chunk")
     count, dim, places = len(gain), keys.shape[1], keys_ct_gm.shape[3]
@@ -65,9 +65,8 @@ def _covs_body(
         both = tiles.columns(right, part), tiles.flipped(tiles.height(right, part))
         return 0.5 * tiles.product(square, *((left, x) for x in both))
 
-    def finish_joint():
-        """Sb and Cb of which the exit's share was missing, and the numbers of the exit."""
-        joint_ct = tiles.straight(joint_ct_gm.at[program, chunk])
+    def finish_joint(joint_ct):
+        """Adds the exit's share to Sb, and writes the numbers of the exit; also returns G Pb'."""
         gain_ct = [symmetric_product(gain, at_exit, part) for part in parts]
         for part, band in zip(parts, gain_ct, strict=True):
             right = tiles.columns(gain, part)
@@ -84,10 +83,9 @@ def _covs_body(
         write(TRACE, total(trace))
         return joint_ct, gain_ct
 
-    def take_band(part, joint_ct, gain_ct):
-        """Leaves the cotangent of a band of K P in `work`; returns numbers a token, and n Cb."""
+    def take_band(part, joint_ct, gain_ct, rows_ct):
+        """Leaves a band of X of (18) in `work`; returns numbers a token, and n Cb."""
         entry, noise, key = vector(ENTRY), vector(NOISE), wide(part)
-        rows_ct = tiles.straight(rows_ct_gm.at[program, chunk, :, part])
         rows_ct = rows_ct - 2.0 * vector(TO_END) * gain_ct
         known = key_cov([keys], cov, part)
         to_end_ct = -2.0 * gain_ct * (entry * entry * known + noise * key)
@@ -135,9 +133,14 @@ def _covs_body(
         *((exit_gm.at[program, chunk + 1, i], x) for i, x in enumerate(at_exit)),
     ):
         plgpu.copy_gmem_to_smem(source, target, loaded)
+    joint_ct = tiles.straight(joint_ct_gm.at[program, chunk])
+    rows_ct = [tiles.straight(rows_ct_gm.at[program, chunk, :, part]) for part in parts]
     plgpu.barrier_wait(loaded)
-    joint_ct, gain_ct = finish_joint()
-    made = [take_band(part, joint_ct, band) for part, band in zip(parts, gain_ct, strict=True)]
+    joint_ct, gain_ct = finish_joint(joint_ct)
+    made = [
+        take_band(part, joint_ct, *bands)
+        for part, *bands in zip(parts, gain_ct, rows_ct, strict=True)
+    ]
     entry_ct, to_end_ct, noise_ct, spread = map(total, zip(*(x for x, _ in made), strict=True))
     weights, gathered, length = reverse_gram(joint_ct)
     reverse_obs_var(joint_ct, spread, length)

@@ -85,6 +85,7 @@ def _joints_body(
     for part in parts:
         given = tiles.straight(writes_ct_gm.at[program, chunk, :, part])
         tiles.store(tiles.columns(writes_ct, part), given)
+    inverse_ct = tiles.straight(inverse_ct_gm.at[program, chunk])
     plgpu.barrier_wait(loaded)
     for part in parts:
         wide = tiles.read(keys.at[:, part]).astype(jnp.float32)
@@ -102,7 +103,6 @@ def _joints_body(
         tiles.register_product(aged, count, tiles.columns(writes_ct, part), False, plain)
         for part in parts
     ]
-    inverse_ct = tiles.straight(inverse_ct_gm.at[program, chunk])
     joint_ct = joint_cotangent(inverse_ct + decay * aged_ct)
     joint_ct_gm.at[program, chunk][...] = joint_ct
     entry = vector(ENTRY)

@@ -67,6 +67,7 @@ def _means_body(
     def take_band(band, made):
         """Adds a band's shares to what all bands of value channels add to; `made` may be None."""
         inverse_ct, writes_ct, through, to_end_ct, total_ct = made or _nothing(len(parts))
+        weighted = tiles.straight(weighted_gm.at[program, chunk, :, band])
         plgpu.barrier_wait(band_loaded)
         value = tiles.read(surprise[0]).astype(jnp.float32)
         tiles.store(surprise, value - vector(ENTRY) * tiles.product(square, ([keys], mean)))
@@ -74,7 +75,6 @@ def _means_body(
         errors = tiles.product(square, (tiles.flipped(inverse), surprise))
         carried_on = tiles.product(square, (writes, at_exit))
         to_end_ct = tiles.plus(to_end_ct, tiles.row_sums(errors * carried_on))
-        weighted = tiles.straight(weighted_gm.at[program, chunk, :, band])
         tiles.store(errors_ct, weighted + vector(TO_END) * carried_on)
         errors = vector(TO_END) * errors
         for i, part in enumerate(parts):
