@@ -40,24 +40,16 @@ def _forward(
 
         rows, interpret = stack(vectors), config.interpret
         inverse = fwd.run_inverse(tokens.keys, rows, parts=config.parts, interpret=interpret)
-        writes = _keys_as_writes(tokens.keys, config.parts)
         first = jnp.stack(
             tiles.split_in_xla(memory.reshape(-1, *memory.shape[3:]), config.parts), axis=1
         )
-        read, entries = reads.run_reads(tokens, rows, inverse, writes, first, interpret=interpret)
+        read, entries = reads.run_reads(tokens, rows, inverse, None, first, interpret=interpret)
         last = tiles.join_in_xla(entries[:, -1], axis=1).reshape(memory.shape)
         return (read, last), (inverse, entries)
     terms = algebra.expand(tokens, vectors, config.forward)
     read, last, found, entries = algebra.forward(terms, memory, config.forward)
     read = jnp.moveaxis(read[:, :, :, 0], (0, 3), (1, 2)).astype(tokens.values.dtype)
     return (read, last), (found.inverse[:, :, :, 0], entries)
-
-
-def _keys_as_writes(keys: jax.Array, parts: int) -> jax.Array:
-    """Returns keys [B, N, L, H, D] as the reads kernel takes writes: [B H, N, parts, L, D]."""
-    front = jnp.moveaxis(keys, 3, 1)
-    front = front.reshape(-1, *front.shape[2:])[:, :, None]
-    return jnp.pad(front, ((0, 0), (0, 0), (0, parts - 1), (0, 0), (0, 0)))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))

@@ -91,6 +91,12 @@ def _pass_forward(tokens, vectors, cov, mean, config):
 
 def _pass_backward(config, saved, cotangents):
     tokens, vectors, factors, means = saved
+    through_var = not (_absent(cotangents.writes) and _absent(cotangents.entry_cov))
+    if config.kernel and not through_var:
+        from kernels_pallas.kalman_chunk import back
+
+        of_outputs = _spelled(cotangents.reads), _spelled(cotangents.mean), _spelled(cotangents.cov)
+        return back.backward(tokens, vectors, factors, means, of_outputs, config)
     terms, to_tokens = jax.vjp(lambda x, y: chunks.expand(x, y, config.backward), tokens, vectors)
     walk: bwd.Walk = bwd.walk_back
     if config.kernel:
@@ -102,18 +108,12 @@ def _pass_backward(config, saved, cotangents):
         factors, _ = fwd.factors(parts, covs, lead)
         means = fwd.tiles.by_chunk(fwd.tiles.join_in_xla(means, axis=2), lead)[:-1]
         walk = functools.partial(reverse.walk_back, parts=config.parts)
-
-    def spelled(name: str, shape: tuple[int, ...]) -> jax.Array:
-        """A cotangent as an array, also where nothing depends on the output."""
-        given = getattr(cotangents, name)
-        return jnp.zeros(shape, terms.entry.dtype) if _absent(given) else given
-
-    read_ct = spelled("reads", tokens.values.shape).astype(terms.entry.dtype)
+    read_ct = _spelled(cotangents.reads).astype(terms.entry.dtype)
     read_ct = read_ct.reshape(*read_ct.shape[:3], *terms.values.shape[2:4], -1)
     given = bwd.Cotangents(
         reads=jnp.moveaxis(read_ct, (1, 2), (0, 4)),
-        mean=spelled("mean", means.shape[1:]),
-        cov=spelled("cov", factors.cov.shape[1:]),
+        mean=_spelled(cotangents.mean),
+        cov=_spelled(cotangents.cov),
         writes=None if _absent(cotangents.writes) else cotangents.writes,
         entry_cov=None if _absent(cotangents.entry_cov) else cotangents.entry_cov,
     )
@@ -123,6 +123,13 @@ def _pass_backward(config, saved, cotangents):
 
 def _absent(cotangent: Any) -> bool:
     return isinstance(cotangent, jax.custom_derivatives.SymbolicZero)
+
+
+def _spelled(cotangent: Any) -> jax.Array:
+    """A cotangent as an array, also where nothing depends on the output."""
+    if not _absent(cotangent):
+        return cotangent
+    return jnp.zeros(cotangent.aval.shape, cotangent.aval.dtype)
 
 
 pass_chunks.defvjp(_pass_forward, _pass_backward, symbolic_zeros=True)

@@ -31,13 +31,15 @@ def _reads_body(
 
     In shared memory, the first six with an axis of `stages` chunks in front: queries and keys
     [L, D], values [L, 64], rows [5, L] float32, parts of T^T [L, L] and of the writes [L, D]; then
-    parts of the mean [D, 64], of the surprise and of the errors [L, 64], and reads [L, 64].
+    parts of the mean [D, 64], of the surprise and of the errors [L, 64], and reads [L, 64]. Without
+    parts of the writes, keys are the writes.
     """
     program, band = lax.axis_index("program"), lax.axis_index("band")
     count, dim = len(mean), mean[0].shape[0]
     chunks, places = values_gm.shape[1], values_gm.shape[3]
     batch, place = program // places, lax.rem(program, places)
     channels = pl.ds(band * BAND, BAND)
+    written = writes or [keys]
     tall, square = (LENGTH, BAND), (LENGTH, LENGTH)
 
     def fetch(chunk):
@@ -55,7 +57,7 @@ def _reads_body(
 
     def weights(vectors, slot):
         """W_ij = q_i . U_j, times the decay from j to i, for j <= i."""
-        u = [tiles.transposed(part.at[slot]) for part in writes]
+        u = [tiles.transposed(part.at[slot]) for part in written]
         overlap = tiles.product(square, ([queries.at[slot]], u))
         row = plgpu.broadcasted_iota(jnp.int32, square, 0, layout=LAYOUT)
         column = plgpu.broadcasted_iota(jnp.int32, square, 1, layout=LAYOUT)
@@ -85,7 +87,7 @@ def _reads_body(
         plgpu.wait_smem_to_gmem(0)
         out[...] = recalled.astype(out.dtype)
         plgpu.commit_smem()
-        left = [tiles.transposed(part.at[slot]) for part in writes]
+        left = [tiles.transposed(part.at[slot]) for part in written]
         change = tiles.product((dim, BAND), (left, surprise))
         tiles.store(mean, tiles.load(mean) * total + change)
         plgpu.commit_smem()
@@ -110,7 +112,7 @@ def run_reads(
     tokens: Tokens,
     rows: jax.Array,
     inverse: jax.Array,
-    writes: jax.Array,
+    writes: jax.Array | None,
     first: jax.Array,
     *,
     interpret: bool = False,
@@ -121,7 +123,7 @@ def run_reads(
       tokens: queries, keys and values, bfloat16; L = 64, 64 divides m.
       rows: [B, N, H, 5, L] float32, see `chunks.stack`.
       inverse: [B H G, N, parts, L, L] bfloat16, parts of T^T.
-      writes: [B H G, N, parts, L, D] bfloat16.
+      writes: [B H G, N, parts, L, D] bfloat16, or None where keys are the writes.
       first: [B H G, parts, D, m] bfloat16, parts of the first mean.
       interpret: run without what the interpreter does not have.
 
@@ -133,7 +135,9 @@ def run_reads(
     heads = tokens.keys.shape[3]
     programs, parts, dim = first.shape[:3]
     bf16, f32 = jnp.bfloat16, jnp.float32
-    stages = 2 if dim * parts == 128 else 1  # as shared memory allows
+    stored = 0 if writes is None else parts
+    # As shared memory allows.
+    stages = 2 if dim * parts == 128 or (stored == 0 and dim * parts <= 256) else 1
 
     def staged(height, width):
         return plgpu.SMEM((stages, height, width), bf16, transforms=panels.WIDE)
@@ -147,12 +151,12 @@ def run_reads(
         staged(LENGTH, BAND),
         plgpu.SMEM((stages, 5, LENGTH), f32),
         [staged(LENGTH, LENGTH)] * parts,
-        [staged(LENGTH, dim)] * parts,
+        [staged(LENGTH, dim)] * stored,
         [wide(dim)] * parts,
         [wide(LENGTH)] * parts,
         [wide(LENGTH)] * parts,
         wide(LENGTH),
-        plgpu.Barrier(num_arrivals=4 + 2 * parts, num_barriers=stages),
+        plgpu.Barrier(num_arrivals=4 + parts + stored, num_barriers=stages),
         plgpu.Barrier(num_arrivals=parts),
     ]
     body = functools.partial(_reads_body, groups=places // heads, stages=stages, plain=interpret)
@@ -162,7 +166,7 @@ def run_reads(
     ]
     return tiles.mosaic_kernel(
         body, out, scratch, grid=(programs, width // BAND), grid_names=("program", "band")
-    )(*tokens, rows, inverse, writes, first)
+    )(*tokens, rows, inverse, tokens.keys if writes is None else writes, first)
 
 
 def read_chunks(

@@ -173,3 +173,69 @@ def by_chunk(x: jax.Array, lead: tuple[int, int, int]) -> jax.Array:
 def by_program(x: jax.Array) -> jax.Array:
     """[N, B, H, G, ...] -> [B H G, N, ...]."""
     return jnp.moveaxis(x, 0, 3).reshape(-1, x.shape[0], *x.shape[4:])
+
+
+BAND = 64
+"""Columns that one product makes."""
+
+
+def bands(size: int) -> list[slice]:
+    """Cuts an axis into bands."""
+    return [slice(start, start + BAND) for start in range(0, size, BAND)]
+
+
+def columns(parts: Sequence[Any], band: slice) -> list[Any]:
+    """A band of columns of each part."""
+    return [part.at[:, band] for part in parts]
+
+
+def height(parts: Sequence[Any], band: slice) -> list[Any]:
+    """A band of rows of each part."""
+    return [part.at[band] for part in parts]
+
+
+def flipped(parts: Sequence[Any]) -> list[Any]:
+    """The views of parts with their axes swapped."""
+    return [transposed(part) for part in parts]
+
+
+def straight(ref: Any) -> jax.Array:
+    """Global memory straight to registers: a load that waits for nothing."""
+    return read(ref, optimized=False)
+
+
+def row_sums(x: jax.Array) -> jax.Array:
+    """Sums [I, J] over J."""
+    return jnp.sum(x, axis=1)
+
+
+def plus(so_far: jax.Array | None, share: jax.Array) -> jax.Array:
+    """Adds a share to a sum, at once, so that registers hold one of the two only."""
+    return share if so_far is None else so_far + share
+
+
+def places() -> tuple[jax.Array, jax.Array]:
+    """Row and column of each entry of an [L, L] matrix."""
+    row, column = (
+        plgpu.broadcasted_iota(jnp.int32, (LENGTH, LENGTH), axis, layout=LAYOUT) for axis in (0, 1)
+    )
+    return row, column
+
+
+def decays(vectors: Any) -> jax.Array:
+    """Decay between any two tokens, from the earlier to the later, [L, L]."""
+    return jnp.exp2(-jnp.abs(span(vectors, (LENGTH, LENGTH))))
+
+
+def emit(target: Any, staged: Any, value: jax.Array) -> None:
+    """Writes float32 to global memory, in its dtype.
+
+    A bfloat16 matrix goes by `staged`, shared memory that stays taken until the copy is waited for:
+    registers hold too few neighbours of it for whole sectors of global memory.
+    """
+    if target.dtype == jnp.float32:
+        target[...] = value
+        return
+    staged[...] = value.astype(target.dtype)
+    plgpu.commit_smem()
+    plgpu.copy_smem_to_gmem(staged, target)

@@ -1,0 +1,219 @@
+"""The reverse after its chains, as a Mosaic GPU kernel: one program a chunk.
+
+From the cotangent of the covariance at a chunk's exit, and those of S and of Cov(S_j) k_j, to those
+of keys and of the numbers of each token. Symbols, and the numbers of formulas, are README.md's; a
+bar is `_ct`. Parts and precision as in `tiles`.
+"""
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from kernels_pallas.kalman_chunk import algebra, panels, tiles
+from kernels_pallas.kalman_chunk.back_joints import Joints, key_cov
+from kernels_pallas.kalman_chunk.back_means import Means
+from kernels_pallas.kalman_chunk.back_transitions import LN2
+from kernels_pallas.kalman_chunk.chunks import ENTRY, NOISE, TO_END
+from kernels_pallas.kalman_chunk.tiles import LENGTH
+
+ENTRY_CT, TO_END_CT, NOISE_CT, LOG_CT, OBS_VAR_CT, PASSED, TRACE = range(7)
+"""Rows of `Covs.vectors_ct`: of a_i, e_i, n_i, c_i and r_i^2; then numbers whose sums are the
+product of P with the cotangent of P at the exit, and the latter's trace."""
+
+
+class Covs(NamedTuple):
+    """What the kernel leaves."""
+
+    keys_ct: jax.Array  # [B, N, L, H G, D]
+    vectors_ct: jax.Array  # [B H G, N, 7, L] float32
+
+
+def _covs_body(
+    keys_gm, rows_gm, obs_var_gm, gain_gm, cov_gm, exit_gm, joint_ct_gm, rows_ct_gm, given_gm,
+    keys_ct_gm, vectors_ct_gm,
+    keys, rows, obs_var, gain, cov, at_exit, work, loaded,
+    *, groups: int, plain: bool,
+):  # fmt: skip
+    """Runs one program; see `run_covs` for the arrays in global memory (`_gm`).
+
+    In shared memory: keys [L, D], rows [5, L] and own noise [L] float32, parts of the gain [L, D],
+    of the covariance and of its cotangent at the exit [D, D], and of X of (18) [L, D].
+    """
+    program, chunk = lax.axis_index("program"), lax.axis_index("chunk")
+    count, dim, places = len(gain), keys.shape[1], keys_ct_gm.shape[3]
+    batch, place = program // places, lax.rem(program, places)
+    square, parts = (LENGTH, LENGTH), tiles.bands(dim)
+    zero = jnp.float32(0.0)
+
+    def vector(index):
+        return tiles.down(rows.at[index], square)
+
+    def write(index, value):
+        vectors_ct_gm.at[program, chunk, index][...] = value
+
+    def total(values):
+        return functools.reduce(jnp.add, values)
+
+    def wide(part):
+        return tiles.read(keys.at[:, part]).astype(jnp.float32)
+
+    def symmetric_product(left, right, part):
+        both = tiles.columns(right, part), tiles.flipped(tiles.height(right, part))
+        return 0.5 * tiles.product(square, *((left, x) for x in both))
+
+    def finish_joint(joint_ct):
+        """Adds the exit's share to Sb, and writes the numbers of the exit; also returns G Pb'."""
+        gain_ct = [symmetric_product(gain, at_exit, part) for part in parts]
+        for part, band in zip(parts, gain_ct, strict=True):
+            right = tiles.columns(gain, part)
+            joint_ct = joint_ct + tiles.register_product(band, count, right, True, plain)
+        row, column = tiles.places()
+        passed, trace = [], []
+        for up in parts:
+            for across in parts:
+                band = tiles.load([x.at[up, across] for x in at_exit])
+                passed.append(tiles.row_sums(tiles.load([x.at[up, across] for x in cov]) * band))
+                if up == across:
+                    trace.append(tiles.row_sums(jnp.where(row == column, band, zero)))
+        write(PASSED, total(passed))
+        write(TRACE, total(trace))
+        return joint_ct, gain_ct
+
+    def take_band(part, joint_ct, gain_ct, rows_ct):
+        """Leaves a band of X of (18) in `work`; returns numbers a token, and n Cb."""
+        entry, noise, key = vector(ENTRY), vector(NOISE), wide(part)
+        rows_ct = rows_ct - 2.0 * vector(TO_END) * gain_ct
+        known = key_cov([keys], cov, part)
+        to_end_ct = -2.0 * gain_ct * (entry * entry * known + noise * key)
+        spread = joint_ct * tiles.across(rows.at[ENTRY], square)
+        spread = tiles.register_product(spread, count, [keys.at[:, part]], False, plain)
+        entry_ct = 2.0 * known * (spread + entry * rows_ct)
+        tiles.store(tiles.columns(work, part), 2.0 * entry * spread + entry * entry * rows_ct)
+        numbers = entry_ct, to_end_ct, rows_ct * key, known * key
+        return [tiles.row_sums(x) for x in numbers], noise * rows_ct
+
+    def reverse_gram(joint_ct):
+        """What reaches tokens by the covariance that noise makes; returns the weights of keys."""
+        row, column = tiles.places()
+        overlap = tiles.product(square, ([keys], [tiles.transposed(keys)]))
+        decay = tiles.decays(rows)
+        noise = rows.at[NOISE]
+        noise = jnp.where(row >= column, tiles.across(noise, square), tiles.down(noise, square))
+        weights = 2.0 * joint_ct * decay * noise
+        pairs = jnp.float32(LN2) * weights * overlap
+        signed = jnp.where(row > column, pairs, jnp.where(row < column, -pairs, zero))
+        write(LOG_CT, tiles.row_sums(signed))
+        gathered = joint_ct * decay * overlap
+        twice = jnp.where(row < column, gathered + gathered, zero)
+        gathered = tiles.row_sums(jnp.where(row == column, gathered, twice))
+        length = tiles.row_sums(jnp.where(row == column, overlap, zero))
+        return weights, gathered, length
+
+    def reverse_obs_var(joint_ct, spread, length):
+        """r_i^2 has no part in S where it was raised to the floor."""
+        row, column = tiles.places()
+        entry, noise, own = (
+            tiles.read(x, tiles.LAYOUT.reduce(1)) for x in (rows.at[ENTRY], rows.at[NOISE], obs_var)
+        )
+        variance = entry * entry * spread + noise * length + own
+        floor = jnp.float32(algebra.NOISE_FLOOR * 2.0**-23) * variance
+        diagonal = tiles.row_sums(jnp.where(row == column, joint_ct, zero))
+        write(OBS_VAR_CT, jnp.where(floor > own, jnp.zeros_like(own), diagonal))
+
+    for source, target in (
+        (keys_gm.at[batch, chunk, :, place // groups], keys),
+        (rows_gm.at[batch, chunk, place // groups], rows),
+        (obs_var_gm.at[batch, chunk, place], obs_var),
+        *((gain_gm.at[program, chunk, i], x) for i, x in enumerate(gain)),
+        *((cov_gm.at[program, chunk, i], x) for i, x in enumerate(cov)),
+        *((exit_gm.at[program, chunk + 1, i], x) for i, x in enumerate(at_exit)),
+    ):
+        plgpu.copy_gmem_to_smem(source, target, loaded)
+    joint_ct = tiles.straight(joint_ct_gm.at[program, chunk])
+    rows_ct = [tiles.straight(rows_ct_gm.at[program, chunk, :, part]) for part in parts]
+    plgpu.barrier_wait(loaded)
+    joint_ct, gain_ct = finish_joint(joint_ct)
+    made = [
+        take_band(part, joint_ct, *bands)
+        for part, *bands in zip(parts, gain_ct, rows_ct, strict=True)
+    ]
+    entry_ct, to_end_ct, noise_ct, spread = map(total, zip(*(x for x, _ in made), strict=True))
+    weights, gathered, length = reverse_gram(joint_ct)
+    reverse_obs_var(joint_ct, spread, length)
+    write(ENTRY_CT, entry_ct)
+    write(TO_END_CT, to_end_ct)
+    write(NOISE_CT, noise_ct + gathered)
+    plgpu.commit_smem()
+    for part, (_, own) in zip(parts, made, strict=True):
+        found = own + tiles.straight(given_gm.at[program, chunk, :, part])
+        found = found + symmetric_product(work, cov, part)
+        found = found + tiles.register_product(weights, count, [keys.at[:, part]], False, plain)
+        if keys_ct_gm.dtype == jnp.float32:
+            keys_ct_gm.at[batch, chunk, :, place, part][...] = found
+        else:
+            gain[0].at[:, part][...] = found.astype(jnp.bfloat16)
+    if keys_ct_gm.dtype != jnp.float32:
+        plgpu.commit_smem()
+        plgpu.copy_smem_to_gmem(gain[0], keys_ct_gm.at[batch, chunk, :, place])
+        plgpu.wait_smem_to_gmem(0)
+
+
+def run_covs(
+    keys: jax.Array,
+    rows: jax.Array,
+    obs_var: jax.Array,
+    gain: jax.Array,
+    covs: jax.Array,
+    covs_ct: jax.Array,
+    given: tuple[Means, Joints],
+    *,
+    interpret: bool = False,
+) -> Covs:
+    """Launches the kernel.
+
+    Args:
+      keys: [B, N, L, H, D] bfloat16; L = 64, 64 divides D.
+      rows: [B, N, H, 5, L] float32, see `chunks.stack`.
+      obs_var: [B, N, H G, L] float32, r_i^2.
+      gain: [B H G, N, parts, L, D] bfloat16, parts of G.
+      covs: [B H G, N + 1, parts, D, D] bfloat16, parts of P at chunk entries and at the end.
+      covs_ct: of the same form, their cotangents, as `reverse.run_reverse` leaves them.
+      given: from between the chains.
+      interpret: run without what the interpreter does not have.
+    """
+    batch, chunks, _, heads, dim = keys.shape
+    programs, _, parts = gain.shape[:3]
+    places = obs_var.shape[2]
+    f32 = jnp.float32
+
+    def wide(height):
+        return plgpu.SMEM((height, dim), jnp.bfloat16, transforms=panels.WIDE)
+
+    scratch: list[Any] = [
+        wide(LENGTH),
+        plgpu.SMEM((5, LENGTH), f32),
+        plgpu.SMEM((LENGTH,), f32),
+        [wide(LENGTH)] * parts,
+        [wide(dim)] * parts,
+        [wide(dim)] * parts,
+        [wide(LENGTH)] * parts,
+        plgpu.Barrier(num_arrivals=3 + 3 * parts),
+    ]
+    shape, lead = jax.ShapeDtypeStruct, (programs, chunks)
+    out = [
+        shape((batch, chunks, LENGTH, places, dim), jnp.bfloat16 if places == heads else f32),
+        shape((*lead, 7, LENGTH), f32),
+    ]
+    body = functools.partial(_covs_body, groups=places // heads, plain=interpret)
+    kernel = tiles.mosaic_kernel(body, out, scratch, grid=lead, grid_names=("program", "chunk"))
+    means, joints = given
+    return Covs(
+        *kernel(
+            keys, rows, obs_var, gain, covs, covs_ct,
+            joints.joint_ct, joints.rows_ct, means.keys_ct,
+        )
+    )  # fmt: skip

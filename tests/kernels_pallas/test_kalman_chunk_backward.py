@@ -1,0 +1,125 @@
+"""The Kalman chunk's reverse by kernels against the plain JAX that defines it.
+
+Without a GPU they are interpreted; `JAX_PLATFORMS=cuda pytest tests/kernels_pallas` runs them.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import export
+
+from kernels_pallas.kalman_chunk import algebra, back, op, tiles
+from kernels_pallas.kalman_chunk.chunks import Tokens, Vectors, expand
+from kernels_pallas.kalman_chunk.config import Config
+from kernels_pallas.kalman_chunk.fwd import Parts
+from tests.kernels_pallas.test_kalman_chunk_kernels import (
+    KERNELS,
+    LENGTH,
+    case,
+    needs_interpreter,
+    run_kernels,
+)
+from tests.tolerances import assert_close
+
+HIGHEST = jax.lax.Precision.HIGHEST
+
+
+def split(x, parts):
+    """[N, B, H, G, ...] float32 as the kernels keep it, and as what they keep stands for."""
+    pieces = jnp.stack(tiles.split_in_xla(tiles.by_program(x), parts), axis=2)
+    return pieces, tiles.by_chunk(tiles.join_in_xla(pieces, axis=2), x.shape[1:4])
+
+
+@functools.partial(jax.jit, static_argnums=2)
+def passed_forward(given, obs_var, parts):
+    """What the forward pass of a case keeps, in both forms."""
+    tokens, vectors, cov, mean = given
+    vectors = vectors._replace(obs_var=obs_var)
+    terms = expand(tokens, vectors, HIGHEST)
+    last_cov, factors = algebra.covariance_chain(terms, cov)
+    last, means = algebra.mean_chain(terms, factors, mean)
+    inverse, inverse_of = split(factors.inverse.swapaxes(-1, -2), parts)
+    writes, writes_of = split(factors.writes, parts)
+    covs, cov_of = split(jnp.concatenate([factors.cov, last_cov[None]]), parts)
+    means, mean_of = split(jnp.concatenate([means, last[None]]), parts)
+    of = algebra.Factors(inverse_of.swapaxes(-1, -2), writes_of, cov_of[:-1])
+    lead = tokens, vectors
+    return (*lead, (Parts(inverse, writes), covs), means), (*lead, of, mean_of[:-1])
+
+
+def zero(shape, dtype):
+    """The cotangent of what nothing depends on."""
+    aval = jax.core.ShapedArray(shape, jnp.dtype(dtype))
+    return jax.custom_derivatives.SymbolicZero(aval)
+
+
+def cotangents(tokens, cov, mean, absent):
+    rng = np.random.default_rng(6)
+
+    def normal(name, shape, dtype):
+        if name in absent:
+            return zero(shape, dtype)
+        return jnp.asarray(rng.standard_normal(shape), dtype)
+
+    f32, none = jnp.float32, zero((), jnp.float32)
+    reads = normal("reads", tokens.values.shape, jnp.bfloat16)
+    lasts = normal("mean", mean.shape, f32), normal("cov", cov.shape, f32)
+    return op.Passed(reads, *lasts, none, none)
+
+
+@needs_interpreter
+@pytest.mark.parametrize(
+    "dim,width,groups,parts,packed,absent",
+    (
+        (64, 64, 1, 2, False, ()),
+        (64, 128, 2, 2, True, ()),
+        (128, 128, 1, 2, True, ("mean", "cov")),
+        (64, 64, 1, 3, True, ("reads",)),
+    ),
+)
+def test_reverse_by_kernels_equals_its_definition(dim, width, groups, parts, packed, absent):
+    given = case(dim, width, groups, packed)
+    obs_var = given[1].obs_var
+    obs_var = obs_var if packed else obs_var.at[..., ::3].set(1e-6)  # some below the floor
+    kept, spelled = passed_forward(given, obs_var, parts)
+    passed_ct = cotangents(given[0], *given[2:], absent)
+    wanted = jax.jit(lambda *x: op._pass_backward(Config(kernel=False), x, passed_ct))(*spelled)
+    with run_kernels():
+        found = op._pass_backward(KERNELS(parts=parts), kept, passed_ct)
+    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+        assert one.dtype == other.dtype
+        rounded = other.dtype
+        scale = max(float(jnp.abs(other.astype(jnp.float32)).max()), 1e-30)
+        one, other = (np.asarray(x, np.float32) / scale for x in (one, other))
+        assert_close(one, other, rounded, "gradient", length=dim)
+
+
+@pytest.mark.parametrize(
+    "dim,width,groups,parts", ((64, 64, 2, 2), (64, 128, 1, 3), (128, 128, 1, 2))
+)
+def test_reverse_lowers_for_cuda(dim, width, groups, parts):
+    shape, low, f32 = jax.ShapeDtypeStruct, jnp.bfloat16, jnp.float32
+    batch, chunks, heads = 2, 3, 5
+    lead, programs = (batch, chunks, LENGTH), batch * heads * groups
+    keys, values = shape((*lead, heads, dim), low), shape((*lead, heads * groups, width), low)
+    numbers = shape((batch, chunks, heads, LENGTH), f32)
+    obs_var = shape((batch, chunks, heads * groups, LENGTH), f32)
+
+    def of(*sizes):
+        return shape((programs, *sizes), low)
+
+    square, tall = of(chunks, parts, LENGTH, LENGTH), of(chunks, parts, LENGTH, dim)
+    lasts = (shape((batch, heads, groups, dim, n), f32) for n in (width, dim))
+    calls = [export.DisabledSafetyCheck.custom_call(f"mosaic_gpu{v}") for v in ("", "_v2")]
+    kernels = jax.jit(lambda *x: back.backward(*x, Config(parts=parts)))
+    lowered = export.export(kernels, platforms=["cuda"], disabled_checks=calls)(
+        Tokens(keys, keys, values),
+        Vectors(*[numbers] * 5, obs_var),
+        (Parts(square, tall), of(chunks + 1, parts, dim, dim)),
+        of(chunks + 1, parts, dim, width),
+        (values, *lasts),
+    )
+    assert "mosaic_gpu" in lowered.mlir_module()
