@@ -23,11 +23,12 @@ from kernels_pallas.kalman_chunk.tiles import LENGTH
 
 def _chain_body(*refs, heads: int, groups: int, plain: bool):
     """Lets each warpgroup run its half of a program."""
-    count, before, barriers = len(chain.Arrays._fields), 8, 5
-    gm, held, one_place = refs[:count], refs[count:-barriers], refs[-barriers - 1]
-    (finished, aged), (share,), (writes, gain) = one_place
-    gm = chain.Arrays(*gm)
-    held = chain.Held(*held[:before], finished, aged, share, writes, gain, *refs[-barriers:])
+    count, alone = len(chain.Arrays._fields), len(chain.Held._fields) - 10
+    scratch = refs[count:]
+    (finished, aged), (share,), (writes, gain) = scratch[alone]
+    in_one_place = finished, aged, share, writes, gain
+    gm = chain.Arrays(*refs[:count])
+    held = chain.Held._make((*scratch[:alone], *in_one_place, *scratch[alone + 1 :]))
     program = lax.axis_index("program")
     batch, place = program // (heads * groups), lax.rem(program, heads * groups)
     for half in range(2):

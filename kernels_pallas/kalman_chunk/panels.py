@@ -165,7 +165,7 @@ def _clear_block(finished: list[ir.Value], number: ir.Value, thread: ir.Value) -
 
 
 def _store_wide(
-    matrix: ir.Value, row: ir.Value, eighth: ir.Value, values: list[ir.Value], columns: int
+    matrix: ir.Value, row: ir.Value, eighth: ir.Value, values: list[ir.Value], columns: int = SIZE
 ) -> None:
     """Stores columns 8 `eighth` .. +8 of a row of a [64, 64] bfloat16 matrix, see `wide`.
 
