@@ -223,13 +223,15 @@ def _half_of_update(held: Held, at: Program, vectors: Any) -> None:
     mine, shape = _where(at.half, dim), (LENGTH, dim // 2)
     total, noise = vectors[ENTRY, LENGTH - 1], vectors[NOISE, LENGTH - 1]
     eps = jnp.float32(algebra.CHAIN_EPS[len(held.cov)])
-    for start in range(0, dim, LENGTH):
-        rows = slice(start, start + LENGTH)
+    right = [[part.at[:, mine] for part in parts] for parts in (held.carried, held.gain)]
+
+    def one(block, _):
+        start = block * LENGTH
+        rows = pl.ds(start, LENGTH)
         gain, inner = (
             [tiles.transposed(part.at[:, rows]) for part in parts]
             for parts in (held.gain, held.carried)
         )
-        right = [[part.at[:, mine] for part in parts] for parts in (held.carried, held.gain)]
         change = tiles.product(shape, (gain, right[0]))
         change = change + tiles.mirrored_product(shape, inner, right[1])
         row, column = _diagonal(shape)
@@ -239,6 +241,9 @@ def _half_of_update(held: Held, at: Program, vectors: Any) -> None:
         # What rounding may have taken from a diagonal entry is put back on it.
         prior = prior + jnp.where(here, eps * prior, jnp.float32(0.0))
         tiles.store(cov, prior + change)
+        return 0
+
+    lax.fori_loop(0, dim // LENGTH, one, 0)  # rolled: the instructions of a chunk have to stay near
 
 
 def run(gm: Arrays, held: Held, at: Program) -> None:

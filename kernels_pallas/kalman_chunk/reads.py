@@ -146,8 +146,8 @@ def _carry(gm: Arrays, held: Held, at: Program) -> None:
         plgpu.copy_gmem_to_smem(source, part.at[0], held.first_loaded)
     plgpu.barrier_wait(held.first_loaded)
     lax.fori_loop(0, chunks, step, 0)
-    plgpu.barrier_arrive(held.made)
     plgpu.barrier_wait(held.read)
+    plgpu.barrier_arrive(held.made)
     plgpu.barrier_wait(held.loaded)  # of the last fetches, which nobody reads
     plgpu.barrier_wait(held.both_loaded.at[lax.rem(jnp.int32(chunks), 2)])
 

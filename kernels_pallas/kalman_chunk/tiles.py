@@ -33,7 +33,9 @@ def mosaic_kernel(body: Callable[..., None], out: Any, scratch: Any, **options: 
         "scratch_types" if "scratch_types" in known else "scratch_shapes": scratch,
     }
     params = plgpu.CompilerParams(
-        lowering_semantics=plgpu.LoweringSemantics.Lane, unsafe_no_auto_barriers=True
+        approx_math=True,  # exp2 of a decay, to 2 ulp
+        lowering_semantics=plgpu.LoweringSemantics.Lane,
+        unsafe_no_auto_barriers=True,
     )
     return plgpu.kernel(body, compiler_params=params, **named, **options)
 
