@@ -321,11 +321,13 @@ def factor_panel_plainly(panel: Any, start: jax.Array, finished: list[Any]) -> N
     given = jnp.where(inside, (place == jnp.arange(WIDTH)).astype(jnp.float32), given)
     lower = jnp.linalg.cholesky(panel[columns, :WIDTH])
     rows = jax.scipy.linalg.solve_triangular(lower, given.T, lower=True).T
+    finished[0][number] = rows
+    finished[1][number] = jnp.zeros_like(rows)
     for earlier in range(SIZE // WIDTH):
-        held = finished[0][earlier]
-        done = inside & (earlier < number)
-        finished[0][earlier] = jnp.where(earlier == number, rows, jnp.where(done, 0.0, held))
-    finished[1][...] = jnp.zeros(finished[1].shape, jnp.float32)
+
+        @pl.when(earlier < number)
+        def _(earlier=earlier):
+            finished[0][earlier] = jnp.where(inside, 0.0, finished[0][earlier])
 
 
 def take_inverse_plainly(
