@@ -10,15 +10,11 @@ import jax
 import jax.numpy as jnp
 
 from bayesmem.ops import chunking
-from bayesmem.ops.kalman.chunked import (
-    ChunkTerms,
-    chunk_step,
-    chunk_terms,
-    cut,
-    distinct,
-)
+from bayesmem.ops.kalman.chunked import chunk_step
+from bayesmem.ops.kalman.terms import ChunkTerms, by_group, chunk_terms, cut
 from bayesmem.ops.kalman.types import KalmanInputs, KalmanOutputs, rotate_both, rotate_rows
-from bayesmem.ops.linalg import matmul, transpose
+from bayesmem.ops.kalman.update import distinct
+from bayesmem.ops.linalg import inverse_cholesky, matmul, transpose
 
 
 class ChunkElement(NamedTuple):
@@ -37,17 +33,17 @@ class ChunkElement(NamedTuple):
 
 def chunk_element(chunk: ChunkTerms) -> ChunkElement:
     """Makes the element of each chunk, which needs nothing of the belief at its entry."""
-    _, inverse = distinct(chunk.noise_gram, chunk.obs_var)
-    keys = matmul(inverse, chunk.keys[..., None, :, :])
-    rows = matmul(inverse, chunk.exit_rows[..., None, :, :])
+    chunk = by_group(chunk)
+    inverse = inverse_cholesky(*distinct(chunk.noise_gram, chunk.obs_var))
+    keys = matmul(inverse, chunk.keys)
+    rows = matmul(inverse, chunk.exit_rows)
     values = matmul(inverse, chunk.values)
     dim = keys.shape[-1]
-    total = chunk.total[..., None, None, :] * jnp.eye(dim, dtype=keys.dtype)
-    a = total - matmul(transpose(rows), keys)
+    a = chunk.total * jnp.eye(dim, dtype=keys.dtype) - matmul(transpose(rows), keys)
     b = matmul(transpose(rows), values)
-    c = chunk.exit_noise.matrix(dim)[..., None, :, :] - matmul(transpose(rows), rows)
+    c = chunk.exit_noise.matrix(dim) - matmul(transpose(rows), rows)
     if chunk.exit_angle is not None:
-        angle = chunk.exit_angle[..., None, :]
+        angle = chunk.exit_angle
         a, b, c = rotate_rows(a, angle), rotate_rows(b, angle), rotate_both(c, angle)
     return ChunkElement(a, b, c, matmul(transpose(keys), values), matmul(transpose(keys), keys))
 
