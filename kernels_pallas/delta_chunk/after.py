@@ -19,9 +19,14 @@ from kernels_pallas.kalman_chunk.back_transitions import LN2, Before
 from kernels_pallas.kalman_chunk.chunks import ENTRY, TO_END, Tokens
 from kernels_pallas.kalman_chunk.tiles import BAND, LENGTH
 
-ENTRY_CT, TO_END_CT, TOTAL_CT, BETA_CT, LATER_CT, EARLIER_CT = range(6)
-"""Rows of `After.vectors_ct`: of a_i and e_i, numbers whose sum is the cotangent of a_L, of beta_i,
-and of c_i as the later and the earlier of two tokens."""
+ENTRY_CT, TOTAL_CT = range(2)
+"""Rows of `After.states_ct`: of a_i, and numbers whose sum over tokens is the cotangent of a_L."""
+
+TO_END_CT, BETA_CT = range(2)
+"""Rows of `After.bands_ct`: of e_i and beta_i."""
+
+LATER_CT, EARLIER_CT = range(2)
+"""Rows of `After.pairs_ct`: of c_i as the later and the earlier of two tokens."""
 
 
 class After(NamedTuple):
@@ -29,23 +34,14 @@ class After(NamedTuple):
 
     keys_ct: jax.Array  # [B, N, L, H, D] bfloat16
     values_ct: jax.Array  # [B, N, L, H, M] bfloat16
-    vectors_ct: jax.Array  # [B H, N, 6, L] float32
-
-
-class Made(NamedTuple):
-    """What all bands of value channels add to."""
-
-    mixed_ct: jax.Array | None  # [L, L], E Rb^T
-    keys_ct: tuple[jax.Array | None, ...]  # [L, 64] a band of D, (e E) Mb'^T - a (Rb M^T)
-    entry_ct: jax.Array | None  # [L], as the next three
-    to_end_ct: jax.Array | None
-    total_ct: jax.Array | None
-    beta_ct: jax.Array | None
+    states_ct: jax.Array  # [B H, N, shares, 2, L] float32, to be summed over shares
+    bands_ct: jax.Array  # [B H, N, shares, 2, L] float32, to be summed over shares
+    pairs_ct: jax.Array  # [B H, N, 2, L] float32
 
 
 def _after_body(
     keys_gm, values_gm, rows_gm, inverse_gm, memory_gm, exit_gm, weighted_gm, given_gm,
-    keys_ct_gm, values_ct_gm, vectors_ct_gm,
+    keys_ct_gm, values_ct_gm, states_ct_gm, bands_ct_gm, pairs_ct_gm,
     keys, rows, inverse, slots, work, loaded, landed,
     *, heads: int, plain: bool,
 ):  # fmt: skip
@@ -53,7 +49,8 @@ def _after_body(
 
     In shared memory: keys [L, D], rows [5, L] float32, parts of T^T [L, L], of what is an operand
     for a while [L, 64], and two `slots`, or three where D = 128, each parts [64, 64] of the memory
-    M at the entry or of its cotangent Mb' at the exit.
+    M at the entry or of its cotangent Mb' at the exit. Numbers of each token are written as soon as
+    they are there, a share at a time: else matrices that they are sums of stay in registers.
     """
     program, chunk = lax.axis_index("program"), lax.axis_index("chunk")
     batch, head = program // heads, lax.rem(program, heads)
@@ -79,75 +76,73 @@ def _after_body(
     def vector(index):
         return tiles.down(rows.at[index], square)
 
-    def write(index, value):
-        vectors_ct_gm.at[program, chunk, index][...] = value
-
     def by_keys(*held):
         """The product of keys and of what slots hold."""
         pairs = zip(parts, held, strict=True)
         return tiles.product(square, *(([keys.at[:, part]], slots[slot]) for part, slot in pairs))
 
-    def from_errors(band):
-        """E, what keys find in M, and what the errors are asked for by the next chunk, in turn."""
+    def from_errors(band, index):
+        """Returns E, and leaves Eb in `work`."""
         value = tiles.straight(values_gm.at[batch, chunk, :, head, band]).astype(jnp.float32)
         wait(*range(len(parts)))
-        known = by_keys(*range(len(parts)))
-        tiles.store(work, value - vector(ENTRY) * known)
-        plgpu.commit_smem()  # all warps are done with `known` too
+        tiles.store(work, value - vector(ENTRY) * by_keys(*range(len(parts))))
+        plgpu.commit_smem()  # all warps are done with M too
         if halved:
             fetch_exit(0, parts[1], band)
         errors = tiles.product(square, (tiles.flipped(inverse), work))
-        weighted = tiles.straight(weighted_gm.at[program, chunk, :, band])
         wait(*((2, 0) if halved else (1,)))
         carried_on = by_keys(*((2, 0) if halved else (1,)))
+        bands_ct_gm.at[program, chunk, index, TO_END_CT][...] = tiles.row_sums(errors * carried_on)
+        weighted = tiles.straight(weighted_gm.at[program, chunk, :, band])
         plgpu.commit_smem()
         tiles.store(work, weighted + vector(TO_END) * carried_on)
         plgpu.commit_smem()
-        to_end_ct = tiles.row_sums(errors * carried_on)
-        return errors, known, to_end_ct
+        return errors
 
-    def through_states(so_far, errors, surprise_ct, memory, at_exit):
-        """A band of D of the keys' cotangent, and of M * Mb'."""
-        total_ct = tiles.row_sums(tiles.load(slots[memory]) * tiles.load(slots[at_exit]))
-        shares = (errors, slots[at_exit]), (surprise_ct, slots[memory])
-        for left, right in shares:
-            so_far = tiles.register_product(left, count, right, True, plain, so_far)
-        return so_far, total_ct
+    def through_states(so_far, errors, part, share, memory, at_exit):
+        """Adds to a band of D of the keys' cotangent."""
+        numbers_gm = states_ct_gm.at[program, chunk, share]
+        through = tiles.product(square, (work, tiles.flipped(slots[memory])))
+        key = tiles.read(keys.at[:, part]).astype(jnp.float32)
+        numbers_gm.at[ENTRY_CT][...] = -tiles.row_sums(through * key)
+        so_far = tiles.plus(so_far, -vector(ENTRY) * through)
+        left = vector(TO_END) * errors
+        so_far = tiles.register_product(left, count, slots[at_exit], True, plain, so_far)
+        both = tiles.load(slots[memory]) * tiles.load(slots[at_exit])
+        numbers_gm.at[TOTAL_CT][...] = tiles.row_sums(both)
+        return so_far
 
-    def take_band(band, following, made):
+    def take_band(index, mixed_ct, keys_ct):
         """Adds the shares of a band of value channels, and fetches for the band that follows."""
-        errors, known, to_end_ct = from_errors(band)
+        band, following = bands[index], bands[index + 1 : index + 2]
+        errors = from_errors(band, index)
         surprise_ct = tiles.product(square, (inverse, work))
-        entry_ct = -tiles.row_sums(surprise_ct * known)
         # Both are beta times something of size 1, row by row and to full accuracy.
         upside = 1.0 / vector(BETA)
         beta_ct = tiles.row_sums((surprise_ct * upside) * (errors * upside))
+        bands_ct_gm.at[program, chunk, index, BETA_CT][...] = beta_ct
         plgpu.commit_smem()
         tiles.store(work, surprise_ct)
         plgpu.commit_smem()
         # The first part is what bfloat16 holds of it.
         plgpu.copy_smem_to_gmem(work[0], values_ct_gm.at[batch, chunk, :, head, band])
-        mixed_ct = tiles.register_product(errors, count, work, True, plain, made.mixed_ct)
-        operands = vector(TO_END) * errors, -vector(ENTRY) * surprise_ct
-        keys_ct = list(made.keys_ct)
+        mixed_ct = tiles.register_product(errors, count, work, True, plain, mixed_ct)
+        share = index * len(parts)
         if halved:
-            keys_ct[1], total_ct = through_states(keys_ct[1], *operands, 1, 0)
+            keys_ct[1] = through_states(keys_ct[1], errors, parts[1], share + 1, 1, 0)
             plgpu.commit_smem()
             fetch_memory(1, parts[0], band)
-            if following:
-                fetch_memory(0, parts[0], following)
+            for other in following:
+                fetch_memory(0, parts[0], other)
             wait(1)
-            keys_ct[0], share = through_states(keys_ct[0], *operands, 1, 2)
-            total_ct = total_ct + share
-        else:
-            keys_ct[0], total_ct = through_states(keys_ct[0], *operands, 0, 1)
+        states = (1, 2) if halved else (0, 1)
+        keys_ct[0] = through_states(keys_ct[0], errors, parts[0], share, *states)
         plgpu.wait_smem_to_gmem(0)
         plgpu.commit_smem()
-        if following:
-            fetch_memory(*((1, parts[1]) if halved else (0, parts[0])), following)
-            fetch_exit(2 if halved else 1, parts[0], following)
-        numbers = zip(made[2:], (entry_ct, to_end_ct, total_ct, beta_ct), strict=True)
-        return Made(mixed_ct, tuple(keys_ct), *(tiles.plus(*pair) for pair in numbers))
+        for other in following:
+            fetch_memory(*((1, parts[1]) if halved else (0, parts[0])), other)
+            fetch_exit(2 if halved else 1, parts[0], other)
+        return mixed_ct
 
     def reverse_overlaps(mixed_ct):
         """Leaves what (ratio * Ab)^T has above the diagonal in `work`."""
@@ -157,8 +152,8 @@ def _after_body(
         plgpu.commit_smem()
         overlap = tiles.product(square, ([keys], [tiles.transposed(keys)]))
         pairs = jnp.float32(LN2) * overlap_ct * overlap
-        write(EARLIER_CT, tiles.row_sums(pairs))
-        write(LATER_CT, jnp.sum(pairs, axis=0))
+        pairs_ct_gm.at[program, chunk, EARLIER_CT][...] = tiles.row_sums(pairs)
+        pairs_ct_gm.at[program, chunk, LATER_CT][...] = jnp.sum(pairs, axis=0)
 
     bands = tiles.bands(width)
     for source, target in (
@@ -171,17 +166,15 @@ def _after_body(
         fetch_memory(slot, part, bands[0])
     fetch_exit(len(parts), parts[0], bands[0])
     plgpu.barrier_wait(loaded)
-    made = Made(None, (None,) * len(parts), None, None, None, None)
-    for band, following in zip(bands, (*bands[1:], None), strict=True):
-        made = take_band(band, following, made)
-    for index, value in enumerate(made[2:]):
-        write(index, value)
-    reverse_overlaps(made.mixed_ct)
-    keys_ct = []
-    for part, so_far in zip(parts, made.keys_ct, strict=True):
+    mixed_ct, keys_ct = None, [None] * len(parts)
+    for index in range(len(bands)):
+        mixed_ct = take_band(index, mixed_ct, keys_ct)
+    reverse_overlaps(mixed_ct)
+    for i, part in enumerate(parts):
         right = [keys.at[:, part]]
-        so_far = tiles.add_product(so_far, plain, (work, right), (tiles.flipped(work), right))
-        keys_ct.append(so_far + tiles.straight(given_gm.at[program, chunk, :, part]))
+        both = (work, right), (tiles.flipped(work), right)
+        found = tiles.add_product(keys_ct[i], plain, *both)
+        keys_ct[i] = found + tiles.straight(given_gm.at[program, chunk, :, part])
     plgpu.commit_smem()
     for part, band_ct, staged in zip(parts, keys_ct, work, strict=False):
         tiles.emit(keys_ct_gm.at[batch, chunk, :, head, part], staged, band_ct)
@@ -211,6 +204,7 @@ def run_after(
     """
     batch, chunks, _, heads, dim = tokens.keys.shape
     programs, _, parts = inverse.shape[:3]
+    width = tokens.values.shape[-1]
     bf16, f32 = jnp.bfloat16, jnp.float32
 
     def wide(width):
@@ -230,7 +224,9 @@ def run_after(
     out = [
         shape(tokens.keys.shape, bf16),
         shape(tokens.values.shape, bf16),
-        shape((*lead, 6, LENGTH), f32),
+        shape((*lead, width // BAND * (dim // BAND), 2, LENGTH), f32),
+        shape((*lead, width // BAND, 2, LENGTH), f32),
+        shape((*lead, 2, LENGTH), f32),
     ]
     body = functools.partial(_after_body, heads=heads, plain=interpret)
     kernel = tiles.mosaic_kernel(body, out, scratch, grid=lead, grid_names=("program", "chunk"))

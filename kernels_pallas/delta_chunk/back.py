@@ -43,31 +43,35 @@ def backward(
     exits = reverse.run_reverse(before.transition, before.own, jnp.stack(last, axis=1), both=False)
     found = after.run_after(tokens, rows, inverse, memory, exits, before, interpret=plain)
     tokens_ct = Tokens(before.queries_ct, found.keys_ct, found.values_ct)
-    vectors_ct = _of_vectors(vectors, before.vectors_ct, found.vectors_ct)
+    vectors_ct = _of_vectors(vectors, before.vectors_ct, found)
     return tokens_ct, vectors_ct, tiles.join_in_xla(exits[:, 0], axis=1).reshape(memory_ct.shape)
 
 
-def _of_vectors(vectors: Vectors, before_ct: jax.Array, after_ct: jax.Array) -> Vectors:
+def _of_vectors(vectors: Vectors, before_ct: jax.Array, found: after.After) -> Vectors:
     """Adds up what the kernels leave for each token.
 
     Args:
       vectors: the numbers of each token.
       before_ct: [B H, N, 3, L], of the kernel before the walk.
-      after_ct: [B H, N, 6, L], of the kernel after it.
+      found: what the kernel after it leaves.
     """
     batch, _, heads, _ = vectors.entry.shape
-    before_ct, after_ct = (
-        jnp.swapaxes(x.reshape(batch, heads, *x.shape[1:]), 1, 2) for x in (before_ct, after_ct)
-    )  # [B, N, H, rows, L]
+    before, states, bands, pairs = (
+        jnp.swapaxes(x.reshape(batch, heads, *x.shape[1:]), 1, 2)
+        for x in (
+            before_ct, jnp.sum(found.states_ct, axis=2), jnp.sum(found.bands_ct, axis=2),
+            found.pairs_ct,
+        )
+    )  # [B, N, H, rows, L]  # fmt: skip
     first = back_transitions
-    total = jnp.sum(after_ct[..., after.TOTAL_CT, :], axis=-1)
-    entry = before_ct[..., first.ENTRY_CT, :] + after_ct[..., after.ENTRY_CT, :]
-    logs = before_ct[..., first.LATER_CT, :] - before_ct[..., first.EARLIER_CT, :]
-    logs = logs + after_ct[..., after.LATER_CT, :] - after_ct[..., after.EARLIER_CT, :]
+    total = jnp.sum(states[..., after.TOTAL_CT, :], axis=-1)
+    entry = before[..., first.ENTRY_CT, :] + states[..., after.ENTRY_CT, :]
+    logs = before[..., first.LATER_CT, :] - before[..., first.EARLIER_CT, :]
+    logs = logs + pairs[..., after.LATER_CT, :] - pairs[..., after.EARLIER_CT, :]
     return Vectors(
         entry=entry.at[..., -1].add(total),
-        to_end=after_ct[..., after.TO_END_CT, :],
-        noise=after_ct[..., after.BETA_CT, :],
+        to_end=bands[..., after.TO_END_CT, :],
+        noise=bands[..., after.BETA_CT, :],
         coarse=logs,
         fine=logs,
         obs_var=jnp.zeros_like(vectors.obs_var),
