@@ -166,7 +166,8 @@ def _after_body(
         fetch_memory(slot, part, bands[0])
     fetch_exit(len(parts), parts[0], bands[0])
     plgpu.barrier_wait(loaded)
-    mixed_ct, keys_ct = None, [None] * len(parts)
+    mixed_ct: Any = None
+    keys_ct: list[Any] = [None] * len(parts)
     for index in range(len(bands)):
         mixed_ct = take_band(index, mixed_ct, keys_ct)
     reverse_overlaps(mixed_ct)

@@ -28,7 +28,7 @@ class Before(NamedTuple):
 
     own: jax.Array  # [B H G, N, D, m] float32, what a chunk adds to the cotangent of the mean
     transition: jax.Array  # [B H G, N, parts, D, D] bfloat16, F
-    gain: jax.Array | None  # [B H G, N, parts, L, D] bfloat16, G; None where keys are the writes
+    gain: Any  # [B H G, N, parts, L, D] bfloat16, G; None where keys are the writes
     queries_ct: jax.Array  # [B, N, L, H G, D]
     weighted: jax.Array  # [B H G, N, L, m] float32, W^T Yb
     writes_ct: jax.Array  # [B H G, N, L, D] float32, the reads' share of Ub

@@ -138,7 +138,7 @@ def add_product(
       pairs: as of `product`.
     """
     if plain:
-        return so_far + product(so_far.shape, *pairs)
+        return so_far + product((so_far.shape[0], so_far.shape[1]), *pairs)
 
     def scope(acc):
         for left, right in pairs:

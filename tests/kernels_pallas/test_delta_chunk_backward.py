@@ -58,10 +58,13 @@ def test_reverse_by_kernels_equals_its_definition(dim, width, kind, parts):
         found = op._pass_backward(KERNELS(parts=parts), kept, passed_ct)
     for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
         assert one.dtype == other.dtype
-        rounded = other.dtype
+        dtype = other.dtype
         scale = max(float(jnp.abs(other.astype(jnp.float32)).max()), 1e-30)
         one, other = (np.asarray(x, np.float32) / scale for x in (one, other))
-        assert_close(one, other, rounded, "gradient", length=dim)
+        if dtype == jnp.bfloat16:  # rounded once, at the end: that does not add up
+            assert_close(one, other, dtype)
+        else:
+            assert_close(one, other, dtype, "gradient", length=dim)
 
 
 @pytest.mark.parametrize("dim,width,parts", ((64, 64, 2), (64, 128, 3), (128, 128, 2)))
