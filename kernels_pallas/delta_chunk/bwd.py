@@ -20,7 +20,6 @@ def backward(
     reads_ct: jax.Array,
     memory_ct: jax.Array,
     precision: jax.lax.Precision,
-    walk: bwd.Walk = bwd.walk_back,
 ) -> tuple[Terms, jax.Array]:
     """Reverses `algebra.forward`.
 
@@ -31,13 +30,12 @@ def backward(
       reads_ct: [N, B, H, 1, L, M].
       memory_ct: [B, H, 1, D, M], of the last memory.
       precision: of the products.
-      walk: carries a cotangent from chunk to chunk.
 
     Returns:
       The cotangents of `terms`, beta's as `noise`, and that of the first memory.
     """
     gain, transition = gains(terms, factors, precision)
-    chunks = bwd.Chunks(terms, factors, memory, gain, transition, precision, walk)
+    chunks = bwd.Chunks(terms, factors, memory, gain, transition, precision, bwd.walk_back)
     terms_ct, _, writes_ct, first_ct = bwd._mean_reverse(chunks, reads_ct, memory_ct)
     _, errors = innovations(terms, factors, memory, precision)
     return _reverse_factors(chunks, terms_ct, writes_ct, errors), first_ct

@@ -11,7 +11,6 @@ import jax
 import jax.numpy as jnp
 
 from kernels_pallas.delta_chunk import algebra, bwd
-from kernels_pallas.kalman_chunk.bwd import Walk, walk_back
 from kernels_pallas.kalman_chunk.chunks import Tokens, Vectors, stack
 from kernels_pallas.kalman_chunk.config import Config
 
@@ -72,25 +71,16 @@ def _pass_forward(tokens, vectors, memory, config):
 
 def _pass_backward(config, saved, cotangents):
     tokens, vectors, inverse, memory = saved
+    if config.kernel:
+        from kernels_pallas.delta_chunk import back
+
+        return back.backward(tokens, vectors, inverse, memory, cotangents, config)
     spell = functools.partial(algebra.expand, precision=config.backward)
     terms, to_tokens = jax.vjp(spell, tokens, vectors)
-    walk: Walk = walk_back
-    if config.kernel:
-        from kernels_pallas.kalman_chunk import reverse, tiles
-
-        batch, heads = terms.noise.shape[1:3]
-        inverse, memory = (
-            tiles.by_chunk(tiles.join_in_xla(x, axis=2), (batch, heads, 1))
-            for x in (inverse, memory)
-        )
-        inverse, memory = jnp.swapaxes(inverse[:, :, :, 0], -1, -2), memory[:-1]
-        walk = functools.partial(reverse.walk_back, parts=config.parts)
     read_ct, memory_ct = cotangents
     read_ct = jnp.moveaxis(read_ct.astype(terms.entry.dtype), (1, 2), (0, 3))[:, :, :, None]
     factors = algebra.as_factors(terms, inverse)
-    terms_ct, first_ct = bwd.backward(
-        terms, factors, memory, read_ct, memory_ct, config.backward, walk
-    )
+    terms_ct, first_ct = bwd.backward(terms, factors, memory, read_ct, memory_ct, config.backward)
     return *to_tokens(terms_ct), first_ct
 
 

@@ -28,7 +28,7 @@ class Before(NamedTuple):
 
     own: jax.Array  # [B H G, N, D, m] float32, what a chunk adds to the cotangent of the mean
     transition: jax.Array  # [B H G, N, parts, D, D] bfloat16, F
-    gain: jax.Array  # [B H G, N, parts, L, D] bfloat16, G
+    gain: Any  # [B H G, N, parts, L, D] bfloat16, G; None where keys are the writes
     queries_ct: jax.Array  # [B, N, L, H G, D]
     weighted: jax.Array  # [B H G, N, L, m] float32, W^T Yb
     writes_ct: jax.Array  # [B H G, N, L, D] float32, the reads' share of Ub
@@ -45,13 +45,15 @@ def _before_body(
 
     In shared memory: queries and keys [L, D], cotangents of reads [L, 64], rows [5, L] float32,
     parts of T^T [L, L], of the writes (later e U, then G) [L, D], of the mean (later F) [D, 64];
-    and `first` and `second`, parts [L, 64] of what is an operand for a while.
+    and `first` and `second`, parts [L, 64] of what is an operand for a while. Without parts of the
+    writes, keys are the writes.
     """
     program, chunk = lax.axis_index("program"), lax.axis_index("chunk")
     count, dim, width = len(inverse), keys.shape[1], values_gm.shape[-1]
     groups_of_row = values_gm.shape[3]
     batch, place = program // groups_of_row, lax.rem(program, groups_of_row)
     square = (LENGTH, LENGTH)
+    written = writes or [keys]
 
     def fetch(band):
         plgpu.copy_gmem_to_smem(values_gm.at[batch, chunk, :, place, band], first[0], band_loaded)
@@ -92,8 +94,18 @@ def _before_body(
         plgpu.commit_smem()
         return weights_ct
 
-    def make_transition():
-        """G = T^T (e U) and F = a_L I - G^T (a K), once U is no operand any more."""
+    def make_gain():
+        """Makes parts of a G by bands of D where U = K; returns them and K by bands."""
+        left = tiles.load(inverse) * tiles.across(rows.at[TO_END], square) * vector(ENTRY)
+        gain = [first, second][: len(tiles.bands(dim))]
+        for part, band_gain in zip(tiles.bands(dim), gain, strict=True):
+            found = tiles.register_product(left, count, [keys.at[:, part]], False, plain)
+            tiles.store(band_gain, found)
+        plgpu.commit_smem()
+        return gain, [[keys.at[:, part]] for part in tiles.bands(dim)]
+
+    def store_gain():
+        """Stores G = T^T (e U), once U is no operand any more; returns G and a K by bands of D."""
         parts = tiles.bands(dim)
         to_end, entry = vector(TO_END), vector(ENTRY)
         for part in parts:
@@ -110,11 +122,17 @@ def _before_body(
         plgpu.commit_smem()
         for i, own in enumerate(writes):
             plgpu.copy_smem_to_gmem(own, gain_gm.at[program, chunk, i])
+        return [tiles.columns(writes, part) for part in parts], aged
+
+    def make_transition():
+        """F = a_L I - G^T (a K)."""
+        parts = tiles.bands(dim)
+        gain, aged = store_gain() if writes else make_gain()
         row, column = tiles.places()
         total = rows[ENTRY, LENGTH - 1]
         for right, band_aged in zip(parts, aged, strict=True):
-            for left in parts:
-                f = -tiles.product(square, (tiles.flipped(tiles.columns(writes, left)), band_aged))
+            for left, band_gain in zip(parts, gain, strict=True):
+                f = -tiles.product(square, (tiles.flipped(band_gain), band_aged))
                 if left == right:
                     f = f + jnp.where(row == column, total, jnp.float32(0.0))
                 tiles.store(tiles.height(mean, left), f)
@@ -138,7 +156,7 @@ def _before_body(
     plgpu.barrier_wait(loaded)
     row, column = tiles.places()
     decay = jnp.where(row <= column, tiles.decays(rows), jnp.float32(0.0))
-    weights = decay * tiles.product(square, (writes, [tiles.transposed(queries)]))
+    weights = decay * tiles.product(square, (written, [tiles.transposed(queries)]))
     through: list[Any] = [None] * len(tiles.bands(dim))
     weights_ct = take_band(bands[0], weights, None, through)
     for band in bands[1:]:
@@ -153,7 +171,7 @@ def _before_body(
     for part, band_through, staged in zip(tiles.bands(dim), through, second, strict=False):
         query = queries.at[:, part]
         entry_ct.append(tiles.row_sums(band_through * tiles.read(query).astype(jnp.float32)))
-        found = tiles.product(square, (tiles.flipped(first), tiles.columns(writes, part)))
+        found = tiles.product(square, (tiles.flipped(first), tiles.columns(written, part)))
         found = found + vector(ENTRY) * band_through
         tiles.emit(queries_ct_gm.at[batch, chunk, :, place, part], staged, found)
         writes_ct_gm.at[program, chunk, :, part][...] = tiles.product(square, (first, [query]))
@@ -168,7 +186,7 @@ def run_before(
     reads_ct: jax.Array,
     rows: jax.Array,
     inverse: jax.Array,
-    writes: jax.Array,
+    writes: jax.Array | None,
     means: jax.Array,
     *,
     interpret: bool = False,
@@ -180,13 +198,14 @@ def run_before(
       reads_ct: [B, N, L, H G, m] bfloat16, of the reads.
       rows: [B, N, H, 5, L] float32, see `chunks.stack`.
       inverse: [B H G, N, parts, L, L] bfloat16, parts of T^T.
-      writes: [B H G, N, parts, L, D] bfloat16.
+      writes: [B H G, N, parts, L, D] bfloat16, or None where keys are the writes.
       means: [B H G, N + 1, parts, D, m] bfloat16, parts of M at chunk entries and at the end.
       interpret: run without what the interpreter does not have.
     """
     batch, chunks, _, places, width = tokens.values.shape
     heads = tokens.keys.shape[3]
-    programs, _, parts, _, dim = writes.shape
+    programs, _, parts, dim, _ = means.shape
+    stored = 0 if writes is None else parts
     bf16, f32 = jnp.bfloat16, jnp.float32
 
     def wide(height, width):
@@ -198,11 +217,11 @@ def run_before(
         wide(LENGTH, BAND),
         plgpu.SMEM((5, LENGTH), f32),
         [wide(LENGTH, LENGTH)] * parts,
-        [wide(LENGTH, dim)] * parts,
+        [wide(LENGTH, dim)] * stored,
         [wide(dim, BAND)] * parts,
         [wide(LENGTH, BAND)] * parts,
         [wide(LENGTH, BAND)] * parts,
-        plgpu.Barrier(num_arrivals=3 + 2 * parts),
+        plgpu.Barrier(num_arrivals=3 + parts + stored),
         plgpu.Barrier(num_arrivals=2 + parts),
     ]
     shape = jax.ShapeDtypeStruct
@@ -210,7 +229,7 @@ def run_before(
     out = [
         shape((*lead, dim, width), f32),
         shape((*lead, parts, dim, dim), bf16),
-        shape((*lead, parts, LENGTH, dim), bf16),
+        shape((*lead, parts, LENGTH, dim), bf16) if stored else None,
         shape((batch, chunks, LENGTH, places, dim), bf16 if places == heads else f32),
         shape((*lead, LENGTH, width), f32),
         shape((*lead, LENGTH, dim), f32),
@@ -218,4 +237,5 @@ def run_before(
     ]
     body = functools.partial(_before_body, groups=places // heads, plain=interpret)
     kernel = tiles.mosaic_kernel(body, out, scratch, grid=lead, grid_names=("program", "chunk"))
-    return Before(*kernel(*tokens, reads_ct, rows, inverse, writes, means))
+    given = tokens.keys if writes is None else writes
+    return Before(*kernel(*tokens, reads_ct, rows, inverse, given, means))

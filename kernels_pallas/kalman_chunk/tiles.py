@@ -139,8 +139,34 @@ def mirrored_product(
     return pl.run_scoped(scope, plgpu.ACC(shape, jnp.float32))
 
 
+def add_product(
+    so_far: jax.Array, plain: bool, *pairs: tuple[Sequence[Any], Sequence[Any]]
+) -> jax.Array:
+    """Adds to `so_far` what `product` makes, in the registers that hold it.
+
+    Args:
+      so_far: [M, N] float32.
+      plain: add afterwards, for the interpreter, where an accumulator starts from 0.
+      pairs: as of `product`.
+    """
+    if plain:
+        return so_far + product((so_far.shape[0], so_far.shape[1]), *pairs)
+
+    def scope(acc):
+        for left, right in pairs:
+            for x, y in _pairs(left, right):
+                plgpu.wgmma(acc, x, y)
+
+    return pl.run_state(scope)(plgpu.ACC.init(so_far))
+
+
 def register_product(
-    left: jax.Array, count: int, right: Sequence[Any], across: bool, plain: bool
+    left: jax.Array,
+    count: int,
+    right: Sequence[Any],
+    across: bool,
+    plain: bool,
+    so_far: jax.Array | None = None,
 ) -> jax.Array:
     """The product of a matrix in registers, split into `count` parts, and one in shared memory.
 
@@ -150,14 +176,17 @@ def register_product(
       right: parts [K, N], or with `across` [N, K].
       across: whether to take the transpose of `right`.
       plain: without wgmma, whose operands the interpreter wants in shared memory.
+      so_far: what the product is added to, if anything.
     """
     parts = split(left, count)
     if plain:
         right = [(part[...].T if across else part[...]).astype(jnp.float32) for part in right]
         pairs = _pairs([part.astype(jnp.float32) for part in parts], right)
-        return functools.reduce(jnp.add, [x @ y for x, y in pairs])
+        return plus(so_far, functools.reduce(jnp.add, [x @ y for x, y in pairs]))
     width = right[0].shape[0 if across else 1]
     right = [transposed(part) if across else part for part in right]
+    if so_far is not None:
+        return add_product(so_far, plain, (parts, right))
     return product((left.shape[0], width), (parts, right))
 
 
