@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from kernels_pallas.delta_chunk import algebra, bwd
+from kernels_pallas.device import require_device
 from kernels_pallas.kalman_chunk.chunks import Tokens, Vectors, stack
 from kernels_pallas.kalman_chunk.config import Config
 
@@ -183,10 +184,4 @@ def require_supported(backend: str, inputs: Any, narrow: bool) -> None:
         raise NotImplementedError(
             f"the pallas kernel is float32, and {inputs.memory.dtype} was found"
         )
-    device = jax.devices()[0]
-    capability = str(getattr(device, "compute_capability", "none"))
-    if capability != "9.0":
-        raise NotImplementedError(
-            f"the pallas kernel needs a Hopper GPU (compute capability 9.0), and {capability} was "
-            f"found"
-        )
+    require_device()

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from kernels_pallas.device import require_device
 from kernels_pallas.kalman_chunk import algebra, bwd, chunks
 from kernels_pallas.kalman_chunk.algebra import Factors
 from kernels_pallas.kalman_chunk.chunks import Tokens, Vectors
@@ -252,10 +253,4 @@ def require_supported(backend: str, inputs: Any, narrow: bool) -> None:
         raise NotImplementedError("the pallas kernel takes q, k and v in bfloat16 only")
     if inputs.cov.dtype != jnp.float32:
         raise NotImplementedError(f"the pallas kernel is float32, and {inputs.cov.dtype} was found")
-    device = jax.devices()[0]
-    capability = str(getattr(device, "compute_capability", "none"))
-    if capability != "9.0":
-        raise NotImplementedError(
-            f"the pallas kernel needs a Hopper GPU (compute capability 9.0), and {capability} was "
-            f"found"
-        )
+    require_device()

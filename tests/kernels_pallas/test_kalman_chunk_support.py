@@ -6,6 +6,7 @@ import pytest
 
 from bayesmem.ops import dispatch
 from bayesmem.ops.kalman.types import KalmanInputs
+from kernels_pallas.device import require_device
 from kernels_pallas.kalman_chunk import op
 from kernels_pallas.kalman_chunk.config import Config
 
@@ -50,6 +51,15 @@ def test_what_is_not_there_is_refused_with_its_reason(backend, sizes, narrow, re
         pytest.skip("there is a GPU")
     with pytest.raises(NotImplementedError, match=reason):
         op.run(backend, inputs(**sizes), 64, narrow=narrow)
+
+
+def test_several_devices_are_refused(monkeypatch):
+    hopper = type("Device", (), {"compute_capability": "9.0"})()
+    monkeypatch.setattr(jax, "devices", lambda *_: [hopper])
+    require_device()
+    monkeypatch.setattr(jax, "device_count", lambda *_: 2)
+    with pytest.raises(NotImplementedError, match="2 were found.*shard_map"):
+        require_device()
 
 
 def test_options_reach_kernels_only():
