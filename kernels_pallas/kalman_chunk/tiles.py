@@ -239,3 +239,30 @@ def emit(target: Any, staged: Any, value: jax.Array) -> None:
     staged[...] = value.astype(target.dtype)
     plgpu.commit_smem()
     plgpu.copy_smem_to_gmem(staged, target)
+
+
+def members(team: int) -> dict[str, Any]:
+    """Options of a kernel whose programs are run by `team` warpgroups."""
+    return {"num_threads": team, "thread_name": "member"} if team > 1 else {}
+
+
+def split_up(team: int, run: Callable[[int], None]) -> None:
+    """Runs `run(i)` in warpgroup i."""
+    if team == 1:
+        run(0)
+        return
+    for member in range(team):
+        pl.when(jax.lax.axis_index("member") == member)(functools.partial(run, member))
+
+
+def meeting(team: int) -> list[Any]:
+    """What the warpgroups of a program need to `meet`."""
+    return [plgpu.Barrier(num_arrivals=team)] if team > 1 else []
+
+
+def meet(met: Sequence[Any]) -> None:
+    """Waits for all warps of a program; what any has stored is seen by all."""
+    plgpu.commit_smem()
+    for barrier in met:
+        plgpu.barrier_arrive(barrier)
+        plgpu.barrier_wait(barrier)
