@@ -77,6 +77,7 @@ def cotangents(tokens, cov, mean, absent):
         (64, 64, 1, 2, False, ()),
         (64, 128, 2, 2, True, ()),
         (128, 128, 1, 2, True, ("mean", "cov")),
+        (128, 64, 1, 2, True, ()),  # bands of values for one of two warpgroups only
         (64, 64, 1, 3, True, ("reads",)),
     ),
 )
