@@ -50,7 +50,7 @@ class Held(NamedTuple):
     finished: list[Any]  # two [8, L, 8] float32, panels
     aged: list[Any]  # [L, L] T^T times decays
     share: Any  # [L, 72] float32, what warpgroup 1 adds to S
-    writes: list[Any]  # [L, D]
+    writes: list[Any]  # [L, D/2], of one half, then of the other
     gain: list[Any]  # [L, D]
     loaded: Any  # barriers: of a chunk's copies,
     first_loaded: Any  # of the first covariance,
@@ -134,14 +134,14 @@ def _finish_joint(held: Held, s: jax.Array, own: Any) -> None:
     plgpu.commit_smem()
 
 
-def _factor(held: Held, logs: tuple[Any, Any], plain: bool) -> None:
-    """Inverts a Cholesky factor in place: T^T into `inverse`, panels of 8 columns from the left.
+def _factor(held: Held, plain: bool) -> None:
+    """Inverts a Cholesky factor in place: T^T into `finished`, panels of 8 columns from the left.
 
     It is elimination on [S | I]^T, of which only 64 of the 128 rows are at work at any time: a row
     of S until its own block is reached, and the same row of I from there on. A panel takes in what
     all panels before it leave of it by one product, and is then factored in registers (`panels`).
     """
-    width, finished, columns = panels.WIDTH, held.finished, held.keys.shape[1] // 2
+    width, finished = panels.WIDTH, held.finished
     row = plgpu.broadcasted_iota(jnp.int32, (LENGTH, width), 0, layout=LAYOUT)
 
     def one(number, _):
@@ -167,26 +167,32 @@ def _factor(held: Held, logs: tuple[Any, Any], plain: bool) -> None:
             plgpu.commit_smem()
         with jax.named_scope("panel pivots"):
             if plain:
-                panels.factor_panel_plainly(
-                    held.panel, start, logs, finished, held.inverse, held.aged
-                )
+                panels.factor_panel_plainly(held.panel, start, finished)
             else:
-                block = held.panel.at[pl.ds(start, width)]
-                stores = held.inverse, held.aged
-                panels.factor_panel(held.panel, block, logs, finished, *stores, columns)
+                panels.factor_panel(held.panel, held.panel.at[pl.ds(start, width)], finished)
             plgpu.commit_smem()
         return 0
 
     lax.fori_loop(0, LENGTH // width, one, 0)
 
 
-def _half_of_gain(held: Held, at: Program, vectors: Any) -> None:
-    """Leaves half of U in `writes`, of K^T = T^T Z in `gain`, of S K^T / 2 - B in `carried`."""
+def _half_of_inverse(held: Held, at: Program, vectors: Any) -> None:
+    """Leaves half of T^T in `inverse` and, times decays, in `aged`."""
+    given = held.finished, (vectors.at[COARSE], vectors.at[FINE]), held.inverse, held.aged
+    with jax.named_scope("inverse"):
+        if at.plain:
+            panels.take_inverse_plainly(*given, at.half)
+        else:
+            panels.take_inverse(*given, held.keys.shape[1] // 2, at.half)
+        _meet(held)
+
+
+def _half_of_gain(gm: Arrays, held: Held, at: Program, vectors: Any, chunk: Any) -> None:
+    """Leaves half of K^T = T^T Z in `gain` and of S K^T / 2 - B in `carried`; U goes out."""
     dim, count = held.keys.shape[1], len(held.cov)
     mine, shape = _where(at.half, dim), (LENGTH, dim // 2)
-    carried, writes, gain = (
-        [part.at[:, mine] for part in parts] for parts in (held.carried, held.writes, held.gain)
-    )
+    carried, gain = ([part.at[:, mine] for part in parts] for parts in (held.carried, held.gain))
+    writes = held.writes[at.half * count : (at.half + 1) * count]
     with jax.named_scope("u"):
         u = tiles.product(shape, ([tiles.transposed(part) for part in held.aged], carried))
         _meet(held)  # `writes` and `gain` take the place of `aged`
@@ -195,6 +201,8 @@ def _half_of_gain(held: Held, at: Program, vectors: Any) -> None:
         tiles.store(writes, u)
         tiles.store(gain, to_end * u)
         plgpu.commit_smem()
+        for i, part in enumerate(writes):
+            plgpu.copy_smem_to_gmem(part, gm.writes.at[at.program, chunk, i, :, mine])
     with jax.named_scope("g"):
         whole = tiles.product(shape, (held.inverse, gain))
         plgpu.commit_smem()
@@ -215,13 +223,15 @@ def _half_of_update(held: Held, at: Program, vectors: Any) -> None:
     mine, shape = _where(at.half, dim), (LENGTH, dim // 2)
     total, noise = vectors[ENTRY, LENGTH - 1], vectors[NOISE, LENGTH - 1]
     eps = jnp.float32(algebra.CHAIN_EPS[len(held.cov)])
-    for start in range(0, dim, LENGTH):
-        rows = slice(start, start + LENGTH)
+    right = [[part.at[:, mine] for part in parts] for parts in (held.carried, held.gain)]
+
+    def one(block, _):
+        start = block * LENGTH
+        rows = pl.ds(start, LENGTH)
         gain, inner = (
             [tiles.transposed(part.at[:, rows]) for part in parts]
             for parts in (held.gain, held.carried)
         )
-        right = [[part.at[:, mine] for part in parts] for parts in (held.carried, held.gain)]
         change = tiles.product(shape, (gain, right[0]))
         change = change + tiles.mirrored_product(shape, inner, right[1])
         row, column = _diagonal(shape)
@@ -231,6 +241,9 @@ def _half_of_update(held: Held, at: Program, vectors: Any) -> None:
         # What rounding may have taken from a diagonal entry is put back on it.
         prior = prior + jnp.where(here, eps * prior, jnp.float32(0.0))
         tiles.store(cov, prior + change)
+        return 0
+
+    lax.fori_loop(0, dim // LENGTH, one, 0)  # rolled: the instructions of a chunk have to stay near
 
 
 def run(gm: Arrays, held: Held, at: Program) -> None:
@@ -259,23 +272,21 @@ def run(gm: Arrays, held: Held, at: Program) -> None:
                 _finish_joint(held, s, held.obs_var.at[lax.rem(chunk, 2)])
             _fetch(gm, held, at, chunk + 1)  # the keys have been read by both
             with jax.named_scope("factor"):
-                _factor(held, (vectors.at[COARSE], vectors.at[FINE]), at.plain)
+                _factor(held, at.plain)
             plgpu.barrier_arrive(held.factored)
-            for i, part in enumerate(held.inverse):
-                plgpu.copy_smem_to_gmem(part, gm.inverse.at[at.program, chunk, i])
         else:
             held.share[:, :LENGTH] = _half_of_joint(held, at, vectors) + gram
             plgpu.commit_smem()
             plgpu.barrier_arrive(held.shared)
             gram = gram_of(chunk + 1)
             plgpu.barrier_wait(held.factored)
-        _half_of_gain(held, at, vectors)
-        plgpu.wait_smem_to_gmem(0)  # of P, before it changes
+        _half_of_inverse(held, at, vectors)
+        send(held.inverse, gm.inverse.at[at.program, chunk])
+        _half_of_gain(gm, held, at, vectors, chunk)
+        plgpu.wait_smem_to_gmem(0)  # of what the update and the next chunk overwrite
         _meet(held)
-        send(held.writes, gm.writes.at[at.program, chunk])
         with jax.named_scope("update"):
             _half_of_update(held, at, vectors)
-            plgpu.wait_smem_to_gmem(0, wait_read_only=True)  # of what the next chunk overwrites
             _meet(held)
         return gram
 

@@ -41,13 +41,13 @@ class Vectors(NamedTuple):
 
     entry: jax.Array  # [B, N, H, L] a_i, decay from the chunk's entry to after i
     to_end: jax.Array  # [B, N, H, L] e_i, decay from after i to the chunk's end
-    noise: jax.Array  # [B, N, H, L] n_i, noise gathered since the entry
     coarse: jax.Array  # [B, N, H, L] multiples of 1 / STEP
     fine: jax.Array  # [B, N, H, L] the rest
+    noise: jax.Array  # [B, N, H, L] n_i, noise gathered since the entry
     obs_var: jax.Array  # [B, N, H G, L] r_i^2
 
 
-ENTRY, TO_END, NOISE, COARSE, FINE = range(5)
+ENTRY, TO_END, COARSE, FINE, NOISE = range(5)
 """Rows of the array [B, N, H, 5, L] that kernels take; see `stack`."""
 
 
@@ -94,7 +94,7 @@ def make_vectors(
     entry = jnp.exp2(coarse + fine)
     to_end = jnp.exp2(coarse[..., -1:] - coarse + (fine[..., -1:] - fine))
     noise = jnp.sum(ratio * ratio * injected[..., None, :], axis=-1)
-    return Vectors(entry, to_end, noise, coarse, fine, obs_var)
+    return Vectors(entry, to_end, coarse, fine, noise, obs_var)
 
 
 def expand(tokens: Tokens, vectors: Vectors, precision: jax.lax.Precision) -> Terms:

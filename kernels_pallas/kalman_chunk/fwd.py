@@ -81,7 +81,9 @@ def run_chain(
         padded,
         plgpu.SMEM((LENGTH, panels.PITCH), f32),
         square,
-        plgpu.RefUnion((finished, square), (padded,), (halves(LENGTH), halves(LENGTH))),
+        plgpu.RefUnion(
+            (finished, square), (padded,), (halves(LENGTH, dim // 2) * 2, halves(LENGTH))
+        ),
         plgpu.Barrier(num_arrivals=3),
         plgpu.Barrier(num_arrivals=parts),
         plgpu.Barrier(num_arrivals=1),

@@ -16,10 +16,10 @@ from kernels_pallas.kalman_chunk.chunks import Tokens, Vectors
 from kernels_pallas.kalman_chunk.config import Config
 
 DIMS = (64, 128)
-"""Key dims that the kernels take."""
+"""Key dims that the kernels take; others are padded with zeros, which no read and no write sees."""
 
 BAND = 64
-"""Value channels that a program of the kernels takes."""
+"""Value channels that a program of the kernels takes; a group is padded to a multiple."""
 
 
 class Filtered(NamedTuple):
@@ -135,21 +135,30 @@ def _spelled(cotangent: Any) -> jax.Array:
 pass_chunks.defvjp(_pass_forward, _pass_backward, symbolic_zeros=True)
 
 
+def _missing(inputs: Any, config: Config) -> tuple[int, int]:
+    """How many key dims, and value channels of a group, are added: kernels take some sizes only."""
+    dim, width = inputs.cov.shape[-1], inputs.mean.shape[-1]
+    if not config.kernel:
+        return 0, 0
+    return min(size for size in DIMS if size >= dim) - dim, -width % BAND
+
+
 def cut(inputs: Any, config: Config) -> tuple[Tokens, Vectors]:
-    """Cuts a call into chunks.
+    """Cuts a call into chunks, padded to what the kernels take.
 
     Args:
       inputs: as in `filter_tokens`.
       config: tuning values.
     """
+    more_dim, more_width = _missing(inputs, config)
 
-    def tail(x: jax.Array, fill: float = 0.0) -> jax.Array:
-        """[B, T, ...] -> [B, N, L, ...], the tail padded."""
+    def tail(x: jax.Array, fill: float = 0.0, more: int = 0) -> jax.Array:
+        """[B, T, ...] -> [B, N, L, ...], the tail padded, and the last axis by `more`."""
         batch, steps = x.shape[:2]
-        count = -(-steps // config.length)
-        widths = [(0, 0), (0, count * config.length - steps)] + [(0, 0)] * (x.ndim - 2)
+        widths = [(0, 0), (0, -steps % config.length)] + [(0, 0)] * (x.ndim - 2)
+        widths[-1] = (0, more) if x.ndim == 4 else widths[-1]
         x = jnp.pad(x, widths, constant_values=fill)
-        return x.reshape(batch, count, config.length, *x.shape[2:])
+        return x.reshape(batch, -1, config.length, *x.shape[2:])
 
     def last(x: jax.Array) -> jax.Array:
         """[B, N, L, H] -> [B, N, H, L]."""
@@ -158,9 +167,9 @@ def cut(inputs: Any, config: Config) -> tuple[Tokens, Vectors]:
     dtype = jnp.bfloat16 if config.kernel else inputs.k.dtype
     batch, steps, heads, groups, width = inputs.v.shape
     tokens = Tokens(
-        tail(inputs.q.astype(dtype)),
-        tail(inputs.k.astype(dtype)),
-        tail(inputs.v.reshape(batch, steps, heads * groups, width).astype(dtype)),
+        tail(inputs.q.astype(dtype), more=more_dim),
+        tail(inputs.k.astype(dtype), more=more_dim),
+        tail(inputs.v.reshape(batch, steps, heads * groups, width).astype(dtype), more=more_width),
     )
     obs_var = tail(inputs.obs_var.reshape(batch, steps, heads * groups), fill=1.0)
     vectors = chunks.make_vectors(
@@ -182,23 +191,30 @@ def filter_tokens(inputs: Any, config: Config) -> Filtered:
         cov [B, H, G, D, D] by attribute.
       config: tuning values.
     """
-    batch, steps = inputs.v.shape[:2]
+    batch, steps, heads, groups, width = inputs.v.shape
+    dim = inputs.cov.shape[-1]
+    more_dim, more_width = _missing(inputs, config)
 
     def join(x: jax.Array) -> jax.Array:
         """[B, N, L, ...] -> [B, T, ...]."""
         return x.reshape(batch, -1, *x.shape[3:])[:, :steps]
 
+    def padded(x: jax.Array, more: tuple[int, int]) -> jax.Array:
+        return jnp.pad(x, [(0, 0)] * 3 + [(0, n) for n in more])
+
     tokens, vectors = cut(inputs, config)
-    passed = pass_chunks(tokens, vectors, inputs.cov, inputs.mean, config)
+    cov, mean = padded(inputs.cov, (more_dim,) * 2), padded(inputs.mean, (more_dim, more_width))
+    passed = pass_chunks(tokens, vectors, cov, mean, config)
     # The variance of a read is left to autodiff: it is free where nothing asks for it.
     factors = Factors(jnp.zeros(()), passed.writes, passed.entry_cov)
     terms = chunks.expand(tokens, vectors, config.forward)
     var = algebra.read_variances(terms, factors, config.forward)
+    reads = join(passed.reads).reshape(batch, steps, heads, groups, -1)
     return Filtered(
-        join(passed.reads).reshape(inputs.v.shape),
+        reads[..., :width],
         join(jnp.moveaxis(var, (0, 4), (1, 2))),
-        passed.mean,
-        passed.cov,
+        passed.mean[..., :dim, :width],
+        passed.cov[..., :dim, :dim],
     )
 
 
@@ -227,13 +243,10 @@ def require_supported(backend: str, inputs: Any, narrow: bool) -> None:
         raise NotImplementedError("the pallas kernel has no rotations (angle)")
     if inputs.log_decay.shape[-1] != 1:
         raise NotImplementedError("the pallas kernel has one decay a head, not one a key dim")
-    dim, width = inputs.k.shape[-1], inputs.v.shape[-1]
-    if dim not in DIMS:
-        raise NotImplementedError(f"the pallas kernel has key dims {DIMS}, and D={dim} was found")
-    if width % BAND:
+    dim = inputs.k.shape[-1]
+    if dim > DIMS[-1]:
         raise NotImplementedError(
-            f"the pallas kernel has groups of a multiple of {BAND} value channels, and M/G={width} "
-            f"was found"
+            f"the pallas kernel has key dims up to {DIMS[-1]}, and D={dim} was found"
         )
     if not narrow:
         raise NotImplementedError("the pallas kernel takes q, k and v in bfloat16 only")

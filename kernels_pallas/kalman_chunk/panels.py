@@ -142,13 +142,24 @@ def _row_of_panel(
     return x
 
 
-def _store_panel(panel: ir.Value, number: ir.Value, row: ir.Value, values: list[ir.Value]) -> None:
-    """Stores a row of a finished panel as `PANEL` has it: 32 bytes, halves swapped by bit 2."""
+def _panel_places(number: ir.Value, row: ir.Value) -> list[ir.Value]:
+    """Where the halves of a row of a finished panel lie: bit 2 of the row swaps them."""
     swap = arith.andi(arith.shrui(row, _i32(2)), _i32(1))
     first = arith.muli(arith.addi(arith.muli(number, _i32(SIZE)), row), _i32(WIDTH))
-    for half in range(WIDTH // 4):
-        place = arith.muli(arith.xori(swap, _i32(half)), _i32(4))
-        _store16(panel, arith.addi(first, place), values[4 * half : 4 * half + 4])
+    return [
+        arith.addi(first, arith.muli(arith.xori(swap, _i32(half)), _i32(4))) for half in range(2)
+    ]
+
+
+def _store_panel(panel: ir.Value, number: ir.Value, row: ir.Value, values: list[ir.Value]) -> None:
+    """Stores a row of a finished panel as `PANEL` has it."""
+    for half, place in enumerate(_panel_places(number, row)):
+        _store16(panel, place, values[4 * half : 4 * half + 4])
+
+
+def _load_panel(panel: ir.Value, number: ir.Value, row: ir.Value) -> list[ir.Value]:
+    """Loads what `_store_panel` has stored."""
+    return [x for place in _panel_places(number, row) for x in _load4(panel, place)]
 
 
 def _clear_block(finished: list[ir.Value], number: ir.Value, thread: ir.Value) -> None:
@@ -191,15 +202,15 @@ def _tf32_parts(x: ir.Value) -> tuple[ir.Value, ir.Value]:
 
 
 def _bf16_parts(x: ir.Value, count: int) -> list[ir.Value]:
-    """Splits float32 into a sum of `count` bfloat16."""
-    bf16, f32 = ir.BF16Type.get(), ir.F32Type.get()
+    """Splits float32 into a sum of `count` bfloat16; all but the last rounded as `tiles` has it."""
+    bf16, f32, i32 = ir.BF16Type.get(), ir.F32Type.get(), ir.IntegerType.get_signless(32)
     parts = []
-    for i in range(count):
-        part = arith.truncf(bf16, x)
-        parts.append(part)
-        if i + 1 < count:
-            x = _asm("sub.rn.f32", x, arith.extf(f32, part))
-    return parts
+    for _ in range(count - 1):
+        bits = arith.addi(llvm.bitcast(i32, x), _i32(0x8000))
+        part = llvm.bitcast(f32, arith.andi(bits, _i32(-0x10000)))
+        parts.append(arith.truncf(bf16, part))
+        x = _asm("sub.rn.f32", x, part)
+    return [*parts, arith.truncf(bf16, x)]
 
 
 def _distance(start: ir.Value, pointer: ir.Value, size: int) -> ir.Value:
@@ -234,67 +245,74 @@ def _aged(values: list[ir.Value], logs: list[ir.Value], thread: ir.Value, number
     return aged
 
 
-def factor_panel(
-    panel: Any, block: Any, logs: tuple[Any, Any], finished: list[Any], inverse: list[Any],
-    aged: list[Any], columns: int,
-) -> None:  # fmt: skip
-    """Factors one panel and solves its rows; the elimination is in place, as `fwd` tells.
+def factor_panel(panel: Any, block: Any, finished: list[Any]) -> None:
+    """Factors one panel and solves its rows; the elimination is in place, as `chain` tells.
 
     Args:
       panel: [64, PITCH] float32 in shared memory, the panel's 8 columns less what earlier panels
         take from them: of S from the panel's block down, of I above.
       block: the panel's rows of its own 8 x 8 diagonal block, a slice [8, PITCH] of `panel`; tells
         which panel it is.
-      logs: two [L] float32, `Vectors.coarse` and `fine`.
       finished: two [8, 64, 8] float32 as `PANEL`: what tf32 keeps of the solved rows, and the rest,
         of every panel. Rows below the block become the panel's columns of chol(S), the others
-        those of T^T = chol(S)^{-T}; and the block's rows of earlier panels become 0.
-      inverse: [64, 64] bfloat16 as `wide`, parts whose sum is T^T; gets the panel's 8 columns.
+        those of T^T = chol(S)^{-T}; and the block's rows of earlier panels become 0, so that after
+        the last panel their sum is T^T.
+    """
+    panels = (plgpu.RefType(PANEL),) * len(finished)
+
+    @plgpu.inline_mgpu(arg_types=(plgpu.RefType(), plgpu.RefType(), panels))
+    def run(_, panel, block, finished):
+        panel, block, *finished = map(mgpu_utils.memref_ptr, (panel, block, *finished))
+        thread = _thread()
+        number = _distance(panel, block, 4 * PITCH * WIDTH)
+        with mgpu_utils.when(_below(thread, _i32(SIZE))):
+            values = _row_of_panel(panel, block, thread, arith.muli(number, _i32(WIDTH)))
+            parts = zip(*map(_tf32_parts, values), strict=True)
+            for target, part in zip(finished, parts, strict=True):
+                _store_panel(target, number, thread, list(part))
+        with mgpu_utils.when(_below(_i32(SIZE - 1), thread)):
+            _clear_block(finished, number, arith.subi(thread, _i32(SIZE)))
+
+    run(panel, block, tuple(finished))
+
+
+def take_inverse(
+    finished: list[Any], logs: tuple[Any, Any], inverse: list[Any], aged: list[Any], columns: int,
+    half: int,
+) -> None:  # fmt: skip
+    """Makes bfloat16 parts of T^T, and of T^T times decays, from half of the finished panels.
+
+    Args:
+      finished: as `factor_panel` leaves them.
+      logs: two [L] float32, `Vectors.coarse` and `fine`.
+      inverse: [64, 64] bfloat16 as `wide`, parts whose sum is T^T.
       aged: the same for the transpose of T with each entry times its decay.
       columns: of `wide`.
+      half: 0 or 1.
     """
     panels = (plgpu.RefType(PANEL),) * len(finished)
     wides = (plgpu.RefType(wide(columns)),) * len(inverse)
 
-    @plgpu.inline_mgpu(
-        arg_types=(plgpu.RefType(), plgpu.RefType(), (plgpu.RefType(),) * 2, panels, wides, wides)
-    )
-    def run(_, panel, block, logs, finished, inverse, aged):
-        pointers = map(mgpu_utils.memref_ptr, (panel, block, *logs, *finished, *inverse, *aged))
-        panel, block, coarse, fine, high, low, *parts = pointers
+    @plgpu.inline_mgpu(arg_types=((plgpu.RefType(),) * 2, panels, wides, wides))
+    def run(_, logs, finished, inverse, aged):
+        coarse, fine, *finished = map(mgpu_utils.memref_ptr, (*logs, *finished))
+        inverse, aged = ([mgpu_utils.memref_ptr(x) for x in parts] for parts in (inverse, aged))
         thread, count = _thread(), len(inverse)
-        number = _distance(panel, block, 4 * PITCH * WIDTH)
-        start = arith.muli(number, _i32(WIDTH))
-        row = arith.andi(thread, _i32(SIZE - 1))  # two threads a row: one stores it, one stores T
-        values = _row_of_panel(panel, block, row, start)
-        first = _below(thread, _i32(SIZE))
-        with mgpu_utils.when(first):
-            _clear_block([high, low], number, thread)
-            highs, lows = zip(*map(_tf32_parts, values), strict=True)
-            _store_panel(high, number, row, list(highs))
-            _store_panel(low, number, row, list(lows))
-        with mgpu_utils.when(_below(_i32(SIZE - 1), thread)):
-            done = _below(row, arith.addi(start, _i32(WIDTH)))
-            values = [arith.select(done, x, _f32(0.0)) for x in values]
-            for given, matrices in (
-                (values, parts[:count]),
-                (_aged(values, [coarse, fine], row, number), parts[count:]),
-            ):
+        row, odd = arith.andi(thread, _i32(SIZE - 1)), arith.divui(thread, _i32(SIZE))
+        for pair in range(SIZE // WIDTH // 4):
+            number = arith.addi(_i32(SIZE // WIDTH // 2 * half + 2 * pair), odd)
+            high, low = (_load_panel(part, number, row) for part in finished)
+            values = [_asm("add.rn.f32", *both) for both in zip(high, low, strict=True)]
+            decayed = _aged(values, [coarse, fine], row, number)
+            for given, matrices in ((values, inverse), (decayed, aged)):
                 split = [_bf16_parts(x, count) for x in given]
                 for i, matrix in enumerate(matrices):
                     _store_wide(matrix, row, number, [x[i] for x in split], columns)
 
-    run(panel, block, tuple(logs), tuple(finished), tuple(inverse), tuple(aged))
+    run(tuple(logs), tuple(finished), tuple(inverse), tuple(aged))
 
 
-def factor_panel_plainly(
-    panel: Any,
-    start: jax.Array,
-    logs: tuple[Any, Any],
-    finished: list[Any],
-    inverse: list[Any],
-    aged: list[Any],
-) -> None:
+def factor_panel_plainly(panel: Any, start: jax.Array, finished: list[Any]) -> None:
     """`factor_panel` without inlined code, for the interpreter; `start` is the first column."""
     columns, number = pl.ds(start, WIDTH), start // WIDTH
     place = jnp.arange(SIZE)[:, None] - start
@@ -303,16 +321,27 @@ def factor_panel_plainly(
     given = jnp.where(inside, (place == jnp.arange(WIDTH)).astype(jnp.float32), given)
     lower = jnp.linalg.cholesky(panel[columns, :WIDTH])
     rows = jax.scipy.linalg.solve_triangular(lower, given.T, lower=True).T
+    finished[0][number] = rows
+    finished[1][number] = jnp.zeros_like(rows)
     for earlier in range(SIZE // WIDTH):
-        held = finished[0][earlier]
-        done = inside & (earlier < number)
-        finished[0][earlier] = jnp.where(earlier == number, rows, jnp.where(done, 0.0, held))
-    finished[1][...] = jnp.zeros(finished[1].shape, jnp.float32)
-    inverse_rows = jnp.where(place < WIDTH, rows, 0.0)
-    spans = [sums[columns][None, :] - sums[...][:, None] for sums in logs]
-    decay = jnp.exp2(jnp.minimum(spans[0] + spans[1], 0.0))
-    for rest, matrices in ((inverse_rows, inverse), (inverse_rows * decay, aged)):
-        for matrix in matrices:
-            part = rest.astype(jnp.bfloat16)
-            matrix[:, columns] = part
-            rest = rest - part.astype(jnp.float32)
+
+        @pl.when(earlier < number)
+        def _(earlier=earlier):
+            finished[0][earlier] = jnp.where(inside, 0.0, finished[0][earlier])
+
+
+def take_inverse_plainly(
+    finished: list[Any], logs: tuple[Any, Any], inverse: list[Any], aged: list[Any], half: int
+) -> None:
+    """`take_inverse` without inlined code."""
+    count = SIZE // WIDTH // 2
+    for number in range(count * half, count * (half + 1)):
+        columns = slice(number * WIDTH, (number + 1) * WIDTH)
+        values = finished[0][number] + finished[1][number]
+        spans = [sums[columns][None, :] - sums[...][:, None] for sums in logs]
+        decay = jnp.exp2(jnp.minimum(spans[0] + spans[1], 0.0))
+        for rest, matrices in ((values, inverse), (values * decay, aged)):
+            for matrix in matrices:
+                part = rest.astype(jnp.bfloat16)
+                matrix[:, columns] = part
+                rest = rest - part.astype(jnp.float32)

@@ -38,6 +38,7 @@ def mosaic_kernel(
         "scratch_types" if "scratch_types" in known else "scratch_shapes": scratch,
     }
     params = plgpu.CompilerParams(
+        approx_math=True,  # exp2 of a decay, to 2 ulp
         lowering_semantics=plgpu.LoweringSemantics.Lane,
         unsafe_no_auto_barriers=True,
         reduction_scratch_bytes=sum_bytes,
@@ -60,16 +61,26 @@ def transposed(ref: Any) -> Any:
     return ref.transpose((1, 0))
 
 
+def _rounded(x: jax.Array) -> jax.Array:
+    """float32 rounded to what bfloat16 holds, ties away from zero.
+
+    By integers: a conversion to bfloat16 and back runs on a unit that is several times slower, and
+    so does the conversion alone where its result is not packed in pairs at once.
+    """
+    bits = jax.lax.bitcast_convert_type(x, jnp.int32)
+    return jax.lax.bitcast_convert_type((bits + 0x8000) & -0x10000, jnp.float32)
+
+
 def split(x: jax.Array, count: int) -> list[jax.Array]:
     """Splits float32 into `count` bfloat16 whose sum it is, to 8 bits a part.
 
     Inside kernels only: XLA may leave out a rounding that is undone at once (`split_in_xla`).
     """
     parts = []
-    for _ in range(count):
-        part = x.astype(jnp.bfloat16)
-        parts.append(part)
-        x = x - part.astype(jnp.float32)
+    for i in range(count):
+        part = _rounded(x) if i + 1 < count else x
+        parts.append(part.astype(jnp.bfloat16))
+        x = x - part
     return parts
 
 
