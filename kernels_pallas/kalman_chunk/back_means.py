@@ -15,7 +15,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from kernels_pallas.kalman_chunk import panels, tiles
 from kernels_pallas.kalman_chunk.back_transitions import Before
-from kernels_pallas.kalman_chunk.chunks import ENTRY, NOISE, TO_END, Tokens
+from kernels_pallas.kalman_chunk.chunks import COARSE, ENTRY, TO_END, Tokens
 from kernels_pallas.kalman_chunk.tiles import BAND, LENGTH
 
 ENTRY_CT, TO_END_CT, TOTAL_CT = range(3)
@@ -91,7 +91,7 @@ def _means_body(
     def fetch_all():
         for source, target in (
             (keys_gm.at[batch, chunk, :, head], keys),
-            (rows_gm.at[batch, chunk, head, :NOISE], rows),
+            (rows_gm.at[batch, chunk, head, :COARSE], rows),
             *((inverse_gm.at[program, chunk, i], x) for i, x in enumerate(inverse)),
             *((writes_gm.at[program, chunk, i], x) for i, x in enumerate(writes)),
         ):
@@ -256,7 +256,7 @@ def run_means(
     team = dim // BAND
     scratch: list[Any] = [
         wide(LENGTH, dim),
-        plgpu.SMEM((NOISE, LENGTH), f32),
+        plgpu.SMEM((COARSE, LENGTH), f32),
         [wide(LENGTH, LENGTH)] * parts,
         [wide(LENGTH, dim)] * parts,
         [of_band() for _ in range(team)],

@@ -14,7 +14,7 @@ from jax import lax
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from kernels_pallas.kalman_chunk import panels, tiles
-from kernels_pallas.kalman_chunk.chunks import ENTRY, NOISE, TO_END, Tokens
+from kernels_pallas.kalman_chunk.chunks import COARSE, ENTRY, NOISE, TO_END, Tokens
 from kernels_pallas.kalman_chunk.tiles import BAND, LENGTH
 
 LN2 = 0.6931471805599453
@@ -57,7 +57,7 @@ def _before_body(
 ):  # fmt: skip
     """Runs one program; see `run_before` for the arrays in global memory (`_gm`).
 
-    In shared memory: queries and keys [L, D], the first rows of the tokens' numbers [3, L] float32,
+    In shared memory: queries and keys [L, D], the first rows of the tokens' numbers [4, L] float32,
     parts of T^T [L, L] and of the writes (later e U, then G) [L, D]. A warpgroup takes some bands
     of value channels, and then one of key channels, for which the other sends what its values add.
     """
@@ -188,9 +188,8 @@ def _before_body(
         for band in tiles.bands(width)[member::team][:1]:
             fetch(band, here, bands_loaded.at[member])
         row, column = tiles.places()
-        decay = tiles.straight_decays(rows_gm.at[batch, chunk, head])
-        decay = jnp.where(row <= column, decay, jnp.float32(0.0))
         plgpu.barrier_wait(loaded)
+        decay = jnp.where(row <= column, tiles.decays(rows), jnp.float32(0.0))
         weights = decay * tiles.product(square, (writes, [tiles.transposed(queries)]))
         weights_ct, through = exchange(member, take_bands(member, weights))
         query = queries.at[:, part]
@@ -198,11 +197,11 @@ def _before_body(
         if member == 0:
             reverse_weights(weights, weights_ct, decay)
         else:
-            rows[NOISE] = entry_ct  # whose place is free
+            rows[COARSE] = entry_ct  # whose place is free
         tiles.meet(met)
         if member == 0:
             if team > 1:
-                entry_ct = entry_ct + tiles.read(rows.at[NOISE], tiles.LAYOUT.reduce(1))
+                entry_ct = entry_ct + tiles.read(rows.at[COARSE], tiles.LAYOUT.reduce(1))
             vectors_ct_gm.at[program, chunk, ENTRY_CT][...] = entry_ct
         both = held[0].first
         found = tiles.product(square, (tiles.flipped(both), tiles.columns(writes, part)))
@@ -249,7 +248,7 @@ def run_before(
     scratch: list[Any] = [
         wide(LENGTH, dim),
         wide(LENGTH, dim),
-        plgpu.SMEM((NOISE + 1, LENGTH), f32),
+        plgpu.SMEM((NOISE, LENGTH), f32),
         [wide(LENGTH, LENGTH)] * parts,
         [wide(LENGTH, dim)] * parts,
         [

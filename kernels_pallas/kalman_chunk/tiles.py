@@ -25,12 +25,10 @@ WIDE_FLOAT32 = (plgpu.TilingTransform((8, 32)), plgpu.SwizzleTransform(128))
 """How shared memory holds a float32 matrix that is copied out."""
 
 
-def mosaic_kernel(
-    body: Callable[..., None], out: Any, scratch: Any, *, sum_bytes: int = 2048, **options: Any
-) -> Any:
+def mosaic_kernel(body: Callable[..., None], out: Any, scratch: Any, **options: Any) -> Any:
     """`plgpu.kernel` with the names that this version of JAX has for outputs and scratch.
 
-    `sum_bytes` of shared memory are for sums over rows, which one warpgroup only may take.
+    Option `sum_bytes` of shared memory are for sums over rows, which one warpgroup only may take.
     """
     known = inspect.signature(plgpu.kernel).parameters
     named = {
@@ -41,7 +39,7 @@ def mosaic_kernel(
         approx_math=True,  # exp2 of a decay, to 2 ulp
         lowering_semantics=plgpu.LoweringSemantics.Lane,
         unsafe_no_auto_barriers=True,
-        reduction_scratch_bytes=sum_bytes,
+        reduction_scratch_bytes=options.pop("sum_bytes", 2048),
     )
     return plgpu.kernel(body, compiler_params=params, **named, **options)
 
@@ -289,16 +287,3 @@ def meet(met: Sequence[Any]) -> None:
 def wide_float32() -> Any:
     """Shared memory for a float32 matrix [L, 64] that goes from a warpgroup to the other."""
     return plgpu.SMEM((LENGTH, BAND), jnp.float32, transforms=WIDE_FLOAT32)
-
-
-def straight_decays(vectors: Any) -> jax.Array:
-    """`decays`, of numbers in global memory."""
-
-    def apart(index: int) -> jax.Array:
-        down, across = (
-            read(vectors.at[index], LAYOUT.reduce(axis), optimized=False) for axis in (1, 0)
-        )
-        row = jax.lax.broadcast_in_dim(across, (LENGTH, LENGTH), (1,))
-        return jax.lax.broadcast_in_dim(down, (LENGTH, LENGTH), (0,)) - row
-
-    return jnp.exp2(-jnp.abs(apart(COARSE) + apart(FINE)))
