@@ -18,7 +18,7 @@ from kernels_pallas.kalman_chunk.back_joints import Joints, key_cov
 from kernels_pallas.kalman_chunk.back_means import Means
 from kernels_pallas.kalman_chunk.back_transitions import LN2
 from kernels_pallas.kalman_chunk.chunks import ENTRY, NOISE, TO_END
-from kernels_pallas.kalman_chunk.tiles import LENGTH
+from kernels_pallas.kalman_chunk.tiles import BAND, LENGTH
 
 ENTRY_CT, TO_END_CT, NOISE_CT, LOG_CT, OBS_VAR_CT, PASSED, TRACE = range(7)
 """Rows of `Covs.vectors_ct`: of a_i, e_i, n_i, c_i and r_i^2; then numbers whose sums are the
@@ -35,18 +35,20 @@ class Covs(NamedTuple):
 def _covs_body(
     keys_gm, rows_gm, obs_var_gm, gain_gm, cov_gm, exit_gm, joint_ct_gm, rows_ct_gm, given_gm,
     keys_ct_gm, vectors_ct_gm,
-    keys, rows, obs_var, gain, cov, at_exit, work, loaded,
+    keys, rows, obs_var, gain, cov, at_exit, held, numbers, loaded, cov_loaded, met,
     *, groups: int, plain: bool,
 ):  # fmt: skip
     """Runs one program; see `run_covs` for the arrays in global memory (`_gm`).
 
-    In shared memory: keys [L, D], rows [5, L] and own noise [L] float32, parts of the gain [L, D],
-    of the covariance and of its cotangent at the exit [D, D], and of X of (18) [L, D].
+    In shared memory: keys [L, D], rows [5, L] and own noise [L] float32, parts of the gain (later
+    of X of (18)) [L, D], of the covariance and of its cotangent at the exit [D, D]. A warpgroup has
+    a band of D; `held` is where it puts, for the other, its share of Sb, and then what goes out,
+    [L, 64], and `numbers` [4, L] float32 are what the first one has of numbers a token.
     """
     program, chunk = lax.axis_index("program"), lax.axis_index("chunk")
     count, dim, places = len(gain), keys.shape[1], keys_ct_gm.shape[3]
     batch, place = program // places, lax.rem(program, places)
-    square, parts = (LENGTH, LENGTH), tiles.bands(dim)
+    square, parts, team = (LENGTH, LENGTH), tiles.bands(dim), len(held)
     zero = jnp.float32(0.0)
 
     def vector(index):
@@ -65,12 +67,15 @@ def _covs_body(
         both = tiles.columns(right, part), tiles.flipped(tiles.height(right, part))
         return 0.5 * tiles.product(square, *((left, x) for x in both))
 
-    def finish_joint(joint_ct):
-        """Adds the exit's share to Sb, and writes the numbers of the exit; also returns G Pb'."""
-        gain_ct = [symmetric_product(gain, at_exit, part) for part in parts]
-        for part, band in zip(parts, gain_ct, strict=True):
-            right = tiles.columns(gain, part)
-            joint_ct = joint_ct + tiles.register_product(band, count, right, True, plain)
+    def add_up(member, joint_ct):
+        """The sum of both warpgroups' shares of Sb."""
+        if team > 1:
+            held[member][1][0][...] = joint_ct
+        tiles.meet(met)
+        return joint_ct + tiles.read(held[1 - member][1][0]) if team > 1 else joint_ct
+
+    def finish_exit():
+        """Writes the numbers of the exit."""
         row, column = tiles.places()
         passed, trace = [], []
         for up in parts:
@@ -81,10 +86,9 @@ def _covs_body(
                     trace.append(tiles.row_sums(jnp.where(row == column, band, zero)))
         write(PASSED, total(passed))
         write(TRACE, total(trace))
-        return joint_ct, gain_ct
 
     def take_band(part, joint_ct, gain_ct, rows_ct):
-        """Leaves a band of X of (18) in `work`; returns numbers a token, and n Cb."""
+        """Leaves a band of X of (18) in `gain`; returns numbers a token, and n Cb."""
         entry, noise, key = vector(ENTRY), vector(NOISE), wide(part)
         rows_ct = rows_ct - 2.0 * vector(TO_END) * gain_ct
         known = key_cov([keys], cov, part)
@@ -92,74 +96,89 @@ def _covs_body(
         spread = joint_ct * tiles.across(rows.at[ENTRY], square)
         spread = tiles.register_product(spread, count, [keys.at[:, part]], False, plain)
         entry_ct = 2.0 * known * (spread + entry * rows_ct)
-        tiles.store(tiles.columns(work, part), 2.0 * entry * spread + entry * entry * rows_ct)
+        tiles.store(tiles.columns(gain, part), 2.0 * entry * spread + entry * entry * rows_ct)
         numbers = entry_ct, to_end_ct, rows_ct * key, known * key
         return [tiles.row_sums(x) for x in numbers], noise * rows_ct
 
-    def reverse_gram(joint_ct):
-        """What reaches tokens by the covariance that noise makes; returns the weights of keys."""
+    def gram_weights(joint_ct):
+        """Of keys, in what they make of the cotangent of Gram matrices."""
         row, column = tiles.places()
-        overlap = tiles.product(square, ([keys], [tiles.transposed(keys)]))
-        decay = tiles.decays(rows)
         noise = rows.at[NOISE]
         noise = jnp.where(row >= column, tiles.across(noise, square), tiles.down(noise, square))
-        weights = 2.0 * joint_ct * decay * noise
+        return 2.0 * joint_ct * tiles.decays(rows) * noise
+
+    def reverse_gram(joint_ct, weights):
+        """What reaches tokens by the covariance that noise makes."""
+        row, column = tiles.places()
+        overlap = tiles.product(square, ([keys], [tiles.transposed(keys)]))
         pairs = jnp.float32(LN2) * weights * overlap
         signed = jnp.where(row > column, pairs, jnp.where(row < column, -pairs, zero))
         write(LOG_CT, tiles.row_sums(signed))
-        gathered = joint_ct * decay * overlap
+        gathered = joint_ct * tiles.decays(rows) * overlap
         twice = jnp.where(row < column, gathered + gathered, zero)
         gathered = tiles.row_sums(jnp.where(row == column, gathered, twice))
         length = tiles.row_sums(jnp.where(row == column, overlap, zero))
-        return weights, gathered, length
+        diagonal = tiles.row_sums(jnp.where(row == column, joint_ct, zero))
+        return gathered, length, diagonal
 
-    def reverse_obs_var(joint_ct, spread, length):
+    def reverse_obs_var(diagonal, spread, length):
         """r_i^2 has no part in S where it was raised to the floor."""
-        row, column = tiles.places()
         entry, noise, own = (
             tiles.read(x, tiles.LAYOUT.reduce(1)) for x in (rows.at[ENTRY], rows.at[NOISE], obs_var)
         )
         variance = entry * entry * spread + noise * length + own
         floor = jnp.float32(algebra.NOISE_FLOOR * 2.0**-23) * variance
-        diagonal = tiles.row_sums(jnp.where(row == column, joint_ct, zero))
         write(OBS_VAR_CT, jnp.where(floor > own, jnp.zeros_like(own), diagonal))
 
-    for source, target in (
-        (keys_gm.at[batch, chunk, :, place // groups], keys),
-        (rows_gm.at[batch, chunk, place // groups], rows),
-        (obs_var_gm.at[batch, chunk, place], obs_var),
-        *((gain_gm.at[program, chunk, i], x) for i, x in enumerate(gain)),
-        *((cov_gm.at[program, chunk, i], x) for i, x in enumerate(cov)),
-        *((exit_gm.at[program, chunk + 1, i], x) for i, x in enumerate(at_exit)),
-    ):
-        plgpu.copy_gmem_to_smem(source, target, loaded)
-    joint_ct = tiles.straight(joint_ct_gm.at[program, chunk])
-    rows_ct = [tiles.straight(rows_ct_gm.at[program, chunk, :, part]) for part in parts]
-    plgpu.barrier_wait(loaded)
-    joint_ct, gain_ct = finish_joint(joint_ct)
-    made = [
-        take_band(part, joint_ct, *bands)
-        for part, *bands in zip(parts, gain_ct, rows_ct, strict=True)
-    ]
-    entry_ct, to_end_ct, noise_ct, spread = map(total, zip(*(x for x, _ in made), strict=True))
-    weights, gathered, length = reverse_gram(joint_ct)
-    reverse_obs_var(joint_ct, spread, length)
-    write(ENTRY_CT, entry_ct)
-    write(TO_END_CT, to_end_ct)
-    write(NOISE_CT, noise_ct + gathered)
-    plgpu.commit_smem()
-    for part, (_, own) in zip(parts, made, strict=True):
-        found = own + tiles.straight(given_gm.at[program, chunk, :, part])
-        found = found + symmetric_product(work, cov, part)
-        found = found + tiles.register_product(weights, count, [keys.at[:, part]], False, plain)
-        if keys_ct_gm.dtype == jnp.float32:
-            keys_ct_gm.at[batch, chunk, :, place, part][...] = found
+    def fetch_all():
+        for source, target, barrier in (
+            (keys_gm.at[batch, chunk, :, place // groups], keys, loaded),
+            (rows_gm.at[batch, chunk, place // groups], rows, loaded),
+            (obs_var_gm.at[batch, chunk, place], obs_var, loaded),
+            *((gain_gm.at[program, chunk, i], x, loaded) for i, x in enumerate(gain)),
+            *((exit_gm.at[program, chunk + 1, i], x, loaded) for i, x in enumerate(at_exit)),
+            *((cov_gm.at[program, chunk, i], x, cov_loaded) for i, x in enumerate(cov)),
+        ):
+            plgpu.copy_gmem_to_smem(source, target, barrier)
+
+    def run(member):
+        part, staged, last = parts[member], held[member][0][0], member == team - 1
+        if member == 0:
+            fetch_all()
+        joint_ct = tiles.straight(joint_ct_gm.at[program, chunk]) if member == 0 else None
+        rows_ct = tiles.straight(rows_ct_gm.at[program, chunk, :, part])
+        plgpu.barrier_wait(loaded)
+        gain_ct = symmetric_product(gain, at_exit, part)
+        right = tiles.columns(gain, part)
+        share = tiles.register_product(gain_ct, count, right, True, plain)
+        joint_ct = add_up(member, tiles.plus(joint_ct, share))
+        plgpu.barrier_wait(cov_loaded)
+        found, own = take_band(part, joint_ct, gain_ct, rows_ct)
+        weights = gram_weights(joint_ct)
+        if member == 0:
+            finish_exit()
+        if last:
+            gathered, length, diagonal = reverse_gram(joint_ct, weights)
         else:
-            gain[0].at[:, part][...] = found.astype(jnp.bfloat16)
-    if keys_ct_gm.dtype != jnp.float32:
-        plgpu.commit_smem()
-        plgpu.copy_smem_to_gmem(gain[0], keys_ct_gm.at[batch, chunk, :, place])
+            for i, number in enumerate(found):
+                numbers[i] = number
+        own = own + tiles.straight(given_gm.at[program, chunk, :, part])
+        tiles.meet(met)
+        if last:
+            if team > 1:
+                given = [tiles.read(numbers.at[i], tiles.LAYOUT.reduce(1)) for i in range(4)]
+                found = [mine + other for mine, other in zip(found, given, strict=True)]
+            entry_ct, to_end_ct, noise_ct, spread = found
+            reverse_obs_var(diagonal, spread, length)
+            write(ENTRY_CT, entry_ct)
+            write(TO_END_CT, to_end_ct)
+            write(NOISE_CT, noise_ct + gathered)
+        own = own + symmetric_product(gain, cov, part)
+        own = own + tiles.register_product(weights, count, [keys.at[:, part]], False, plain)
+        tiles.emit(keys_ct_gm.at[batch, chunk, :, place, part], staged, own)
         plgpu.wait_smem_to_gmem(0)
+
+    tiles.split_up(team, run)
 
 
 def run_covs(
@@ -190,9 +209,11 @@ def run_covs(
     places = obs_var.shape[2]
     f32 = jnp.float32
 
-    def wide(height):
-        return plgpu.SMEM((height, dim), jnp.bfloat16, transforms=panels.WIDE)
+    def wide(height, width=dim):
+        return plgpu.SMEM((height, width), jnp.bfloat16, transforms=panels.WIDE)
 
+    team = dim // BAND
+    sent = [[tiles.wide_float32()]] if team > 1 else []
     scratch: list[Any] = [
         wide(LENGTH),
         plgpu.SMEM((5, LENGTH), f32),
@@ -200,8 +221,11 @@ def run_covs(
         [wide(LENGTH)] * parts,
         [wide(dim)] * parts,
         [wide(dim)] * parts,
-        [wide(LENGTH)] * parts,
-        plgpu.Barrier(num_arrivals=3 + 3 * parts),
+        [plgpu.RefUnion([wide(LENGTH, BAND)], *sent)] * team,
+        plgpu.SMEM((4, LENGTH), f32) if team > 1 else [],
+        plgpu.Barrier(num_arrivals=3 + 2 * parts),
+        plgpu.Barrier(num_arrivals=parts),
+        tiles.meeting(team),
     ]
     shape, lead = jax.ShapeDtypeStruct, (programs, chunks)
     out = [
@@ -209,7 +233,9 @@ def run_covs(
         shape((*lead, 7, LENGTH), f32),
     ]
     body = functools.partial(_covs_body, groups=places // heads, plain=interpret)
-    kernel = tiles.mosaic_kernel(body, out, scratch, grid=lead, grid_names=("program", "chunk"))
+    kernel = tiles.mosaic_kernel(
+        body, out, scratch, grid=lead, grid_names=("program", "chunk"), **tiles.members(team)
+    )
     means, joints = given
     return Covs(
         *kernel(

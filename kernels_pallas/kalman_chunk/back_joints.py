@@ -41,19 +41,21 @@ def key_cov(keys: Any, cov: Any, part: slice) -> jax.Array:
 def _joints_body(
     keys_gm, rows_gm, inverse_gm, cov_gm, inverse_ct_gm, writes_ct_gm,
     own_gm, joint_ct_gm, rows_ct_gm, vectors_ct_gm,
-    keys, rows, inverse, cov, carried, writes_ct, work, loaded,
+    keys, rows, inverse, held, loaded,
     *, heads: int, groups: int, plain: bool,
 ):  # fmt: skip
     """Runs one program; see `run_joints` for the arrays in global memory (`_gm`).
 
     In shared memory: keys [L, D], rows [5, L] float32, parts of T^T [L, L], of the covariance
     [D, D], of Cov(S_j) k_j (later Hb) and Ub [L, D], and parts [L, L] of what is an operand for a
-    while.
+    while. At D = 128 the last three take the place of what is no operand any more, so that an SM
+    has room for two programs.
     """
     program, chunk = lax.axis_index("program"), lax.axis_index("chunk")
     count, dim = len(inverse), keys.shape[1]
     batch, place = program // (heads * groups), lax.rem(program, heads * groups)
-    square, parts = (LENGTH, LENGTH), tiles.bands(dim)
+    square, parts, apart = (LENGTH, LENGTH), tiles.bands(dim), dim == BAND
+    cov, (carried, writes_ct), (*_, work) = held
 
     def vector(index):
         return tiles.down(rows.at[index], square)
@@ -75,6 +77,11 @@ def _joints_body(
         plgpu.commit_smem()
         return -tiles.product(square, (inverse, work))
 
+    def take_writes_ct():
+        for part in parts:
+            given = tiles.straight(writes_ct_gm.at[program, chunk, :, part])
+            tiles.store(tiles.columns(writes_ct, part), given)
+
     for source, target in (
         (keys_gm.at[batch, chunk, :, place // groups], keys),
         (rows_gm.at[batch, chunk, place // groups], rows),
@@ -82,16 +89,20 @@ def _joints_body(
         *((cov_gm.at[program, chunk, i], x) for i, x in enumerate(cov)),
     ):
         plgpu.copy_gmem_to_smem(source, target, loaded)
-    for part in parts:
-        given = tiles.straight(writes_ct_gm.at[program, chunk, :, part])
-        tiles.store(tiles.columns(writes_ct, part), given)
     inverse_ct = tiles.straight(inverse_ct_gm.at[program, chunk])
+    if apart:
+        take_writes_ct()
     plgpu.barrier_wait(loaded)
+    entry, known = vector(ENTRY), []
     for part in parts:
         wide = tiles.read(keys.at[:, part]).astype(jnp.float32)
-        entry = vector(ENTRY)
-        found = key_cov([keys], cov, part) * entry * entry + wide * vector(NOISE)
+        known.append(key_cov([keys], cov, part) * entry * entry + wide * vector(NOISE))
+    if not apart:
+        plgpu.commit_smem()
+    for part, found in zip(parts, known, strict=True):
         tiles.store(tiles.columns(carried, part), found)
+    if not apart:
+        take_writes_ct()
     plgpu.commit_smem()
     aged_ct = tiles.product(square, (carried, tiles.flipped(writes_ct)))
     decay = tiles.decays(rows)
@@ -103,6 +114,8 @@ def _joints_body(
         tiles.register_product(aged, count, tiles.columns(writes_ct, part), False, plain)
         for part in parts
     ]
+    if not apart:
+        plgpu.commit_smem()
     joint_ct = joint_cotangent(inverse_ct + decay * aged_ct)
     joint_ct_gm.at[program, chunk][...] = joint_ct
     entry = vector(ENTRY)
@@ -148,14 +161,17 @@ def run_joints(
     def wide(height, width):
         return plgpu.SMEM((height, width), jnp.bfloat16, transforms=panels.WIDE)
 
+    held: Any
+    tall, square = [wide(LENGTH, dim)] * parts, [wide(LENGTH, LENGTH)] * parts
+    if dim == BAND:
+        held = [wide(dim, dim)] * parts, (tall, tall), (square,)
+    else:
+        held = plgpu.RefUnion([wide(dim, dim)] * parts, (tall, tall), (tall, square))
     scratch: list[Any] = [
         wide(LENGTH, dim),
         plgpu.SMEM((5, LENGTH), f32),
-        [wide(LENGTH, LENGTH)] * parts,
-        [wide(dim, dim)] * parts,
-        [wide(LENGTH, dim)] * parts,
-        [wide(LENGTH, dim)] * parts,
-        [wide(LENGTH, LENGTH)] * parts,
+        square,
+        held,
         plgpu.Barrier(num_arrivals=2 + 2 * parts),
     ]
     shape, lead = jax.ShapeDtypeStruct, (programs, chunks)

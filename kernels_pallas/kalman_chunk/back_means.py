@@ -15,7 +15,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from kernels_pallas.kalman_chunk import panels, tiles
 from kernels_pallas.kalman_chunk.back_transitions import Before
-from kernels_pallas.kalman_chunk.chunks import ENTRY, TO_END, Tokens
+from kernels_pallas.kalman_chunk.chunks import COARSE, ENTRY, TO_END, Tokens
 from kernels_pallas.kalman_chunk.tiles import BAND, LENGTH
 
 ENTRY_CT, TO_END_CT, TOTAL_CT = range(3)
@@ -32,99 +32,185 @@ class Means(NamedTuple):
     vectors_ct: jax.Array  # [B H G, N, 3, L] float32
 
 
-def _nothing(bands: int) -> tuple[Any, ...]:
-    return None, [None] * bands, [None] * bands, None, None
+class Band(NamedTuple):
+    """In shared memory, what a warpgroup needs for a band of value channels."""
+
+    mean: list[Any]  # parts [D, 64]
+    at_exit: list[Any]  # parts [D, 64], of the mean's cotangent there
+    sent: tuple[Any, ...]  # for the other warpgroup: [L, 64] twice in the place of `at_exit`, and
+    # once in that of `mean`, with numbers a token [3, L]
+    surprise: list[Any]  # parts [L, 64], R
+    errors_ct: list[Any]  # parts [L, 64], Eb
+
+
+class Made(NamedTuple):
+    """What all bands of value channels add to."""
+
+    inverse_ct: jax.Array | None
+    writes_ct: list[Any]  # by bands of D
+    through: list[Any]  # likewise, Rb M^T
+    to_end_ct: jax.Array | None
+    total_ct: jax.Array | None
+
+
+def _band(means: Any, exits: Any, surprise: Any, *errors_ct: Any) -> Band:
+    """From what `run_means` asks for."""
+    if errors_ct:
+        return Band(means[0], exits[0], (), surprise, errors_ct[0])
+    return Band(means[0], exits[0], (*exits[2], *means[1]), surprise, exits[1])
 
 
 def _means_body(
     keys_gm, values_gm, rows_gm, inverse_gm, writes_gm, mean_gm, exit_gm, weighted_gm,
     given_gm, values_ct_gm, keys_ct_gm, inverse_ct_gm, writes_ct_gm, vectors_ct_gm,
-    keys, rows, inverse, writes, mean, at_exit, surprise, errors_ct, loaded, band_loaded,
+    keys, rows, inverse, writes, held, loaded, bands_loaded, met,
     *, groups: int, plain: bool,
 ):  # fmt: skip
     """Runs one program; see `run_means` for the arrays in global memory (`_gm`).
 
-    In shared memory: keys [L, D], rows [5, L] float32, parts of T^T [L, L], of the writes [L, D],
-    of a band of the mean and of its cotangent at the exit [D, 64], of R and Eb [L, 64].
+    In shared memory: keys [L, D], the first rows of the tokens' numbers [2, L] float32, parts of
+    T^T [L, L] and of the writes [L, D]. A warpgroup takes some bands of value channels, and then
+    one of key channels, for which the other sends what its values add.
     """
     program, chunk = lax.axis_index("program"), lax.axis_index("chunk")
     count, dim, width = len(inverse), keys.shape[1], values_gm.shape[-1]
     places = values_gm.shape[3]
     batch, place = program // places, lax.rem(program, places)
-    square, parts = (LENGTH, LENGTH), tiles.bands(dim)
+    square, parts, team = (LENGTH, LENGTH), tiles.bands(dim), len(held)
+    head = place // groups
+    held = [_band(*x) for x in held]
 
-    def fetch(band):
+    def fetch(band, here, loaded):
         source = values_gm.at[batch, chunk, :, place, band]
-        plgpu.copy_gmem_to_smem(source, surprise[0], band_loaded)
+        plgpu.copy_gmem_to_smem(source, here.surprise[0], loaded)
         for i in range(count):
-            plgpu.copy_gmem_to_smem(mean_gm.at[program, chunk, i, :, band], mean[i], band_loaded)
+            plgpu.copy_gmem_to_smem(mean_gm.at[program, chunk, i, :, band], here.mean[i], loaded)
             source = exit_gm.at[program, chunk + 1, i, :, band]
-            plgpu.copy_gmem_to_smem(source, at_exit[i], band_loaded)
+            plgpu.copy_gmem_to_smem(source, here.at_exit[i], loaded)
+
+    def fetch_all():
+        for source, target in (
+            (keys_gm.at[batch, chunk, :, head], keys),
+            (rows_gm.at[batch, chunk, head, :COARSE], rows),
+            *((inverse_gm.at[program, chunk, i], x) for i, x in enumerate(inverse)),
+            *((writes_gm.at[program, chunk, i], x) for i, x in enumerate(writes)),
+        ):
+            plgpu.copy_gmem_to_smem(source, target, loaded)
 
     def vector(index):
         return tiles.down(rows.at[index], square)
 
-    def take_band(band, made):
-        """Adds a band's shares to what all bands of value channels add to; `made` may be None."""
-        inverse_ct, writes_ct, through, to_end_ct, total_ct = made or _nothing(len(parts))
+    def take_band(band, member, made, last):
+        """Adds a band's shares to what all bands of value channels add to."""
+        here, loaded = held[member], bands_loaded.at[member]
+        inverse_ct, writes_ct, through, to_end_ct, total_ct = made
+        mean, at_exit, _, surprise, errors_ct = here
         weighted = tiles.straight(weighted_gm.at[program, chunk, :, band])
-        plgpu.barrier_wait(band_loaded)
+        plgpu.barrier_wait(loaded)
         value = tiles.read(surprise[0]).astype(jnp.float32)
         tiles.store(surprise, value - vector(ENTRY) * tiles.product(square, ([keys], mean)))
         plgpu.commit_smem()
+        for part in parts:
+            known, known_ct = tiles.height(mean, part), tiles.height(at_exit, part)
+            share = tiles.row_sums(tiles.load(known) * tiles.load(known_ct))
+            total_ct = tiles.plus(total_ct, share)
         errors = tiles.product(square, (tiles.flipped(inverse), surprise))
         carried_on = tiles.product(square, (writes, at_exit))
         to_end_ct = tiles.plus(to_end_ct, tiles.row_sums(errors * carried_on))
-        tiles.store(errors_ct, weighted + vector(TO_END) * carried_on)
+        weighted = weighted + vector(TO_END) * carried_on
         errors = vector(TO_END) * errors
+        if team == 1:
+            tiles.store(errors_ct, weighted)
         for i, part in enumerate(parts):
             right = tiles.height(at_exit, part)
             share = tiles.register_product(errors, count, right, True, plain)
             writes_ct[i] = tiles.plus(writes_ct[i], share)
+        if team > 1:
+            plgpu.commit_smem()
+            tiles.store(errors_ct, weighted)  # in the place of `at_exit`
         plgpu.commit_smem()
         share = tiles.product(square, (surprise, tiles.flipped(errors_ct)))
         inverse_ct = tiles.plus(inverse_ct, share)
         surprise_ct = tiles.product(square, (inverse, errors_ct))
+        plgpu.commit_smem()
+        tiles.emit(values_ct_gm.at[batch, chunk, :, place, band], surprise[0], surprise_ct)
+        if last and team > 1:
+            of_writes, of_inverse = here.sent[:2]
+            of_writes[...] = writes_ct[1 - member]
+            if member == 1:
+                of_inverse[...] = inverse_ct
         for i, part in enumerate(parts):
-            known, known_ct = tiles.height(mean, part), tiles.height(at_exit, part)
+            known = tiles.height(mean, part)
             share = tiles.register_product(surprise_ct, count, known, True, plain)
             through[i] = tiles.plus(through[i], share)
-            share = tiles.row_sums(tiles.load(known) * tiles.load(known_ct))
-            total_ct = tiles.plus(total_ct, share)
-        plgpu.commit_smem()
-        target = values_ct_gm.at[batch, chunk, :, place, band]
-        tiles.emit(target, surprise[0], surprise_ct)
-        plgpu.wait_smem_to_gmem(0)
-        plgpu.commit_smem()
-        return inverse_ct, writes_ct, through, to_end_ct, total_ct
+        return Made(inverse_ct, writes_ct, through, to_end_ct, total_ct)
 
-    bands = tiles.bands(width)
-    head = place // groups
-    for source, target in (
-        (keys_gm.at[batch, chunk, :, head], keys),
-        (rows_gm.at[batch, chunk, head], rows),
-        *((inverse_gm.at[program, chunk, i], x) for i, x in enumerate(inverse)),
-        *((writes_gm.at[program, chunk, i], x) for i, x in enumerate(writes)),
-    ):
-        plgpu.copy_gmem_to_smem(source, target, loaded)
-    fetch(bands[0])
-    plgpu.barrier_wait(loaded)
-    made = take_band(bands[0], None)
-    for band in bands[1:]:
-        fetch(band)
-        made = take_band(band, made)
-    inverse_ct, writes_ct, through, to_end_ct, total_ct = made
-    inverse_ct_gm.at[program, chunk][...] = inverse_ct
-    vectors_ct_gm.at[program, chunk, TO_END_CT][...] = to_end_ct
-    vectors_ct_gm.at[program, chunk, TOTAL_CT][...] = total_ct
-    entry_ct = []
-    for part, band_ct, band_through in zip(parts, writes_ct, through, strict=True):
-        key = tiles.read(keys.at[:, part]).astype(jnp.float32)
-        entry_ct.append(tiles.row_sums(-band_through * key))
-        keys_ct_gm.at[program, chunk, :, part][...] = -vector(ENTRY) * band_through
+    def take_bands(member):
+        made = Made(None, [None] * len(parts), [None] * len(parts), None, None)
+        mine = tiles.bands(width)[member::team]
+        for i, band in enumerate(mine):
+            if i > 0:
+                plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+                plgpu.commit_smem()
+                fetch(band, held[member], bands_loaded.at[member])
+            made = take_band(band, member, made, band == mine[-1])
+        return made
+
+    def entry_cotangent(made):
+        """Of a_i: the rows' sums of -K * Rb M^T."""
+        wide = [tiles.read(keys.at[:, part]).astype(jnp.float32) for part in parts]
+        shares = [tiles.row_sums(x * y) for x, y in zip(wide, made.through, strict=True)]
+        return -functools.reduce(jnp.add, shares)
+
+    def exchange(member, made):
+        """Adds up what both warpgroups have; returns a band of Ub, of Rb M^T and, in one, the rest.
+
+        The rest is Tb^T and the numbers a token, of which the first warpgroup gets the sums.
+        """
+        has, other_has = (bool(tiles.bands(width)[i::team]) for i in (member, 1 - member))
+        rest: list[Any] = []
+        if has:
+            rest = [made.inverse_ct, entry_cotangent(made), made.to_end_ct, made.total_ct]
+        writes_ct, through = made.writes_ct[member], made.through[member]
+        if team == 1:
+            return writes_ct, through, rest
+        plgpu.commit_smem()
+        if has:
+            of_through, numbers = held[member].sent[2:]
+            of_through[...] = made.through[1 - member]
+            if member == 1:
+                for i, number in enumerate(rest[1:]):
+                    numbers[i] = number
+        tiles.meet(met)
+        if other_has:
+            of_writes, of_inverse, of_through, numbers = held[1 - member].sent
+            writes_ct = tiles.plus(writes_ct, tiles.read(of_writes))
+            through = tiles.plus(through, tiles.read(of_through))
+            if member == 0:
+                given = [tiles.read(numbers.at[i], tiles.LAYOUT.reduce(1)) for i in range(3)]
+                given = [tiles.read(of_inverse), *given]
+                rest = [mine + other for mine, other in zip(rest, given, strict=True)]
+        return writes_ct, through, rest
+
+    def run(member):
+        part = parts[member]
+        if member == 0:
+            fetch_all()
+        for band in tiles.bands(width)[member::team][:1]:
+            fetch(band, held[member], bands_loaded.at[member])
+        plgpu.barrier_wait(loaded)
+        made = take_bands(member)
         given = tiles.straight(given_gm.at[program, chunk, :, part])
-        writes_ct_gm.at[program, chunk, :, part][...] = given + band_ct
-    vectors_ct_gm.at[program, chunk, ENTRY_CT][...] = functools.reduce(jnp.add, entry_ct)
+        writes_ct, through, rest = exchange(member, made)
+        writes_ct_gm.at[program, chunk, :, part][...] = given + writes_ct
+        keys_ct_gm.at[program, chunk, :, part][...] = -vector(ENTRY) * through
+        if member == 0:
+            inverse_ct_gm.at[program, chunk][...] = rest[0]
+            for index, number in zip((ENTRY_CT, TO_END_CT, TOTAL_CT), rest[1:], strict=True):
+                vectors_ct_gm.at[program, chunk, index][...] = number
+        plgpu.wait_smem_to_gmem(0)
+
+    tiles.split_up(team, run)
 
 
 def run_means(
@@ -158,17 +244,25 @@ def run_means(
     def wide(height, width):
         return plgpu.SMEM((height, width), bf16, transforms=panels.WIDE)
 
+    def of_band():
+        """For a warpgroup; where there are two, little room is left."""
+        tall, small = [wide(dim, BAND)] * parts, [wide(LENGTH, BAND)] * parts
+        if team == 1:
+            return plgpu.RefUnion(tall), plgpu.RefUnion(tall), small, small
+        numbers, sent = plgpu.SMEM((3, LENGTH), f32), tiles.wide_float32()
+        exits = plgpu.RefUnion(tall, small, (sent, sent))
+        return plgpu.RefUnion(tall, (sent, numbers)), exits, small
+
+    team = dim // BAND
     scratch: list[Any] = [
         wide(LENGTH, dim),
-        plgpu.SMEM((5, LENGTH), f32),
+        plgpu.SMEM((COARSE, LENGTH), f32),
         [wide(LENGTH, LENGTH)] * parts,
         [wide(LENGTH, dim)] * parts,
-        [wide(dim, BAND)] * parts,
-        [wide(dim, BAND)] * parts,
-        [wide(LENGTH, BAND)] * parts,
-        [wide(LENGTH, BAND)] * parts,
+        [of_band() for _ in range(team)],
         plgpu.Barrier(num_arrivals=2 + 2 * parts),
-        plgpu.Barrier(num_arrivals=1 + 2 * parts),
+        plgpu.Barrier(num_arrivals=1 + 2 * parts, num_barriers=team),
+        tiles.meeting(team),
     ]
     shape, lead = jax.ShapeDtypeStruct, (programs, chunks)
     out = [
@@ -179,7 +273,15 @@ def run_means(
         shape((*lead, 3, LENGTH), f32),
     ]
     body = functools.partial(_means_body, groups=places // heads, plain=interpret)
-    kernel = tiles.mosaic_kernel(body, out, scratch, grid=lead, grid_names=("program", "chunk"))
+    kernel = tiles.mosaic_kernel(
+        body,
+        out,
+        scratch,
+        grid=lead,
+        grid_names=("program", "chunk"),
+        sum_bytes=2048 // team,
+        **tiles.members(team),
+    )
     given = before.weighted, before.writes_ct
     return Means(
         *kernel(tokens.keys, tokens.values, rows, inverse, writes, means, means_ct, *given)

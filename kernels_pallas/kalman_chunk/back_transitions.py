@@ -14,7 +14,7 @@ from jax import lax
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from kernels_pallas.kalman_chunk import panels, tiles
-from kernels_pallas.kalman_chunk.chunks import ENTRY, TO_END, Tokens
+from kernels_pallas.kalman_chunk.chunks import COARSE, ENTRY, NOISE, TO_END, Tokens
 from kernels_pallas.kalman_chunk.tiles import BAND, LENGTH
 
 LN2 = 0.6931471805599453
@@ -35,150 +35,200 @@ class Before(NamedTuple):
     vectors_ct: jax.Array  # [B H G, N, 3, L] float32
 
 
+class Band(NamedTuple):
+    """In shared memory, what a warpgroup needs for a band of value channels."""
+
+    reads_ct: Any  # [L, 64] bfloat16, later other cotangents on their way out
+    mean: list[Any]  # parts [D, 64], later of F
+    sent: tuple[Any, ...]  # two [L, 64] float32 in its place, for the other warpgroup
+    first: list[Any]  # parts [L, 64] of what is an operand for a while
+    second: list[Any]
+
+
+def _nothing(bands: int) -> tuple[Any, list[Any]]:
+    return None, [None] * bands
+
+
 def _before_body(
     queries_gm, keys_gm, values_gm, reads_ct_gm, rows_gm, inverse_gm, writes_gm, mean_gm,
     own_gm, transition_gm, gain_gm, queries_ct_gm, weighted_gm, writes_ct_gm, vectors_ct_gm,
-    queries, keys, reads_ct, rows, inverse, writes, mean, first, second, loaded, band_loaded,
+    queries, keys, rows, inverse, writes, held, loaded, bands_loaded, met,
     *, groups: int, plain: bool,
 ):  # fmt: skip
     """Runs one program; see `run_before` for the arrays in global memory (`_gm`).
 
-    In shared memory: queries and keys [L, D], cotangents of reads [L, 64], rows [5, L] float32,
-    parts of T^T [L, L], of the writes (later e U, then G) [L, D], of the mean (later F) [D, 64];
-    and `first` and `second`, parts [L, 64] of what is an operand for a while. Without parts of the
-    writes, keys are the writes.
+    In shared memory: queries and keys [L, D], the first rows of the tokens' numbers [4, L] float32,
+    parts of T^T [L, L] and of the writes (later e U, then G) [L, D]. A warpgroup takes some bands
+    of value channels, and then one of key channels, for which the other sends what its values add.
+    Without parts of the writes, keys are the writes.
     """
     program, chunk = lax.axis_index("program"), lax.axis_index("chunk")
     count, dim, width = len(inverse), keys.shape[1], values_gm.shape[-1]
     groups_of_row = values_gm.shape[3]
     batch, place = program // groups_of_row, lax.rem(program, groups_of_row)
-    square = (LENGTH, LENGTH)
+    square, parts, team = (LENGTH, LENGTH), tiles.bands(dim), len(held)
     written = writes or [keys]
+    held = [Band(x, mean, *(sent or [()]), *rest) for x, (mean, *sent), *rest in held]
 
-    def fetch(band):
-        plgpu.copy_gmem_to_smem(values_gm.at[batch, chunk, :, place, band], first[0], band_loaded)
-        plgpu.copy_gmem_to_smem(reads_ct_gm.at[batch, chunk, :, place, band], reads_ct, band_loaded)
-        for i, part in enumerate(mean):
-            plgpu.copy_gmem_to_smem(mean_gm.at[program, chunk, i, :, band], part, band_loaded)
+    head = place // groups
 
     def vector(index):
         return tiles.down(rows.at[index], square)
 
-    def take_band(band, weights, weights_ct, through):
+    def fetch(band, here, loaded):
+        first, target = here.first[0], here.reads_ct
+        plgpu.copy_gmem_to_smem(values_gm.at[batch, chunk, :, place, band], first, loaded)
+        plgpu.copy_gmem_to_smem(reads_ct_gm.at[batch, chunk, :, place, band], target, loaded)
+        for i, part in enumerate(here.mean):
+            plgpu.copy_gmem_to_smem(mean_gm.at[program, chunk, i, :, band], part, loaded)
+
+    def fetch_all():
+        for source, target in (
+            (queries_gm.at[batch, chunk, :, head], queries),
+            (keys_gm.at[batch, chunk, :, head], keys),
+            (rows_gm.at[batch, chunk, head, :NOISE], rows.at[:NOISE]),
+            *((inverse_gm.at[program, chunk, i], x) for i, x in enumerate(inverse)),
+            *((writes_gm.at[program, chunk, i], x) for i, x in enumerate(writes)),
+        ):
+            plgpu.copy_gmem_to_smem(source, target, loaded)
+
+    def take_band(band, here, weights, so_far):
         """Adds the shares of a band of value channels to Wb^T and, by bands of D, to Yb M^T."""
-        plgpu.barrier_wait(band_loaded)
-        entry = vector(ENTRY)
+        reads_ct, mean, _, first, second = here
+        weights_ct, through = so_far or _nothing(len(parts))
         value = tiles.read(first[0]).astype(jnp.float32)
-        tiles.store(first, value - entry * tiles.product(square, ([keys], mean)))
+        tiles.store(first, value - vector(ENTRY) * tiles.product(square, ([keys], mean)))
         plgpu.commit_smem()
         tiles.store(second, tiles.product(square, (tiles.flipped(inverse), first)))
         plgpu.commit_smem()
         share = tiles.product(square, (second, [tiles.transposed(reads_ct)]))
         weights_ct = tiles.plus(weights_ct, share)
-        for i, part in enumerate(tiles.bands(dim)):
-            share = tiles.product(square, ([reads_ct], tiles.flipped(tiles.height(mean, part))))
-            through[i] = tiles.plus(through[i], share)
         weighted = tiles.register_product(weights, count, [reads_ct], False, plain)
-        weighted_gm.at[program, chunk, :, band][...] = weighted
         tiles.store(first, weighted)
         plgpu.commit_smem()
+        weighted_gm.at[program, chunk, :, band][...] = weighted
         surprise_ct = tiles.product(square, (inverse, first))
         plgpu.commit_smem()
-        tiles.store(second, -entry * surprise_ct)
-        tiles.store(first, entry * tiles.read(reads_ct).astype(jnp.float32))
+        tiles.store(second, -vector(ENTRY) * surprise_ct)
+        tiles.store(first, vector(ENTRY) * tiles.read(reads_ct).astype(jnp.float32))
         plgpu.commit_smem()
-        for part in tiles.bands(dim):
+        for part in parts:
             left = [tiles.transposed(x.at[:, part]) for x in (queries, keys)]
             own = tiles.product(square, ([left[0]], first), ([left[1]], second))
             own_gm.at[program, chunk, part, band][...] = own
+        for i, part in enumerate(parts):
+            share = tiles.product(square, ([reads_ct], tiles.flipped(tiles.height(mean, part))))
+            through[i] = tiles.plus(through[i], share)
         plgpu.commit_smem()
-        return weights_ct
+        return weights_ct, through
 
-    def make_gain():
-        """Makes parts of a G by bands of D where U = K; returns them and K by bands."""
+    def take_bands(member, weights):
+        mine, made = tiles.bands(width)[member::team], None
+        for i, band in enumerate(mine):
+            if i > 0:
+                fetch(band, held[member], bands_loaded.at[member])
+            plgpu.barrier_wait(bands_loaded.at[member])
+            made = take_band(band, held[member], weights, made)
+        return made
+
+    def exchange(member, made):
+        """Adds up what both warpgroups have: a band of Yb M^T, and in the first one Wb^T."""
+        if team == 1:
+            return made[0], made[1][0]
+        weights_ct, through = made or _nothing(team)
+        other = 1 - member
+        if made is not None:
+            to_band, to_weights = held[member].sent
+            to_band[...] = through[other]
+            if other == 0:
+                to_weights[...] = weights_ct
+        tiles.meet(met)
+        through = through[member]
+        if tiles.bands(width)[other::team]:
+            of_band, of_weights = held[other].sent
+            through = tiles.plus(through, tiles.read(of_band))
+            if member == 0:
+                weights_ct = weights_ct + tiles.read(of_weights)
+        return weights_ct, through
+
+    def reverse_weights(weights, weights_ct, decay):
+        """Leaves ratio * Wb in `first` of the first warpgroup; numbers a token."""
+        tiles.store(held[0].first, decay * weights_ct)
+        pairs = jnp.float32(LN2) * weights_ct * weights
+        vectors_ct_gm.at[program, chunk, EARLIER_CT][...] = tiles.row_sums(pairs)
+        vectors_ct_gm.at[program, chunk, LATER_CT][...] = jnp.sum(pairs, axis=0)
+
+    def make_gain(member):
+        """Makes parts of a G by bands of D where U = K; returns them and a band of K."""
         left = tiles.load(inverse) * tiles.across(rows.at[TO_END], square) * vector(ENTRY)
-        gain = [first, second][: len(tiles.bands(dim))]
-        for part, band_gain in zip(tiles.bands(dim), gain, strict=True):
-            found = tiles.register_product(left, count, [keys.at[:, part]], False, plain)
-            tiles.store(band_gain, found)
+        key = [keys.at[:, parts[member]]]
         plgpu.commit_smem()
-        return gain, [[keys.at[:, part]] for part in tiles.bands(dim)]
+        tiles.store(held[member].second, tiles.register_product(left, count, key, False, plain))
+        tiles.meet(met)
+        return [x.second for x in held], key
 
-    def store_gain():
-        """Stores G = T^T (e U), once U is no operand any more; returns G and a K by bands of D."""
-        parts = tiles.bands(dim)
-        to_end, entry = vector(TO_END), vector(ENTRY)
-        for part in parts:
-            own = tiles.columns(writes, part)
-            tiles.store(own, to_end * tiles.load(own))
+    def store_gain(member):
+        """Stores G = T^T (e U), once U is no operand any more; returns it and a band of a K."""
+        part, aged = parts[member], held[member].second
+        own = tiles.columns(writes, part)
         plgpu.commit_smem()
-        gain = [tiles.product(square, (inverse, tiles.columns(writes, part))) for part in parts]
+        tiles.store(own, vector(TO_END) * tiles.load(own))
+        key = tiles.read(keys.at[:, part]).astype(jnp.float32)
+        tiles.store(aged, vector(ENTRY) * key)
         plgpu.commit_smem()
-        for part, band_gain in zip(parts, gain, strict=True):
-            tiles.store(tiles.columns(writes, part), band_gain)
-        aged = [first, second][: len(parts)]
-        for part, band_aged in zip(parts, aged, strict=True):
-            tiles.store(band_aged, entry * tiles.read(keys.at[:, part]).astype(jnp.float32))
+        gain = tiles.product(square, (inverse, own))
         plgpu.commit_smem()
-        for i, own in enumerate(writes):
-            plgpu.copy_smem_to_gmem(own, gain_gm.at[program, chunk, i])
-        return [tiles.columns(writes, part) for part in parts], aged
+        tiles.store(own, gain)
+        tiles.meet(met)
+        for i in range(member, count, team):
+            plgpu.copy_smem_to_gmem(writes[i], gain_gm.at[program, chunk, i])
+        return [tiles.columns(writes, left) for left in parts], aged
 
-    def make_transition():
-        """F = a_L I - G^T (a K)."""
-        parts = tiles.bands(dim)
-        gain, aged = store_gain() if writes else make_gain()
+    def make_transition(member):
+        """A band of the columns of F = a_L I - G^T (a K)."""
+        part, here = parts[member], held[member]
+        gain, right = store_gain(member) if writes else make_gain(member)
         row, column = tiles.places()
-        total = rows[ENTRY, LENGTH - 1]
-        for right, band_aged in zip(parts, aged, strict=True):
-            for left, band_gain in zip(parts, gain, strict=True):
-                f = -tiles.product(square, (tiles.flipped(band_gain), band_aged))
-                if left == right:
-                    f = f + jnp.where(row == column, total, jnp.float32(0.0))
-                tiles.store(tiles.height(mean, left), f)
-            plgpu.commit_smem()
-            for i, part in enumerate(mean):
-                plgpu.copy_smem_to_gmem(part, transition_gm.at[program, chunk, i, :, right])
-            plgpu.wait_smem_to_gmem(0)
-            plgpu.commit_smem()
+        for left, band_gain in zip(parts, gain, strict=True):
+            f = -tiles.product(square, (tiles.flipped(band_gain), right))
+            if left == part:
+                f = f + jnp.where(row == column, rows[ENTRY, LENGTH - 1], jnp.float32(0.0))
+            tiles.store(tiles.height(here.mean, left), f)
+        plgpu.commit_smem()
+        for i, x in enumerate(here.mean):
+            plgpu.copy_smem_to_gmem(x, transition_gm.at[program, chunk, i, :, part])
 
-    bands = tiles.bands(width)
-    head = place // groups
-    for source, target in (
-        (queries_gm.at[batch, chunk, :, head], queries),
-        (keys_gm.at[batch, chunk, :, head], keys),
-        (rows_gm.at[batch, chunk, head], rows),
-        *((inverse_gm.at[program, chunk, i], x) for i, x in enumerate(inverse)),
-        *((writes_gm.at[program, chunk, i], x) for i, x in enumerate(writes)),
-    ):
-        plgpu.copy_gmem_to_smem(source, target, loaded)
-    fetch(bands[0])
-    plgpu.barrier_wait(loaded)
-    row, column = tiles.places()
-    decay = jnp.where(row <= column, tiles.decays(rows), jnp.float32(0.0))
-    weights = decay * tiles.product(square, (written, [tiles.transposed(queries)]))
-    through: list[Any] = [None] * len(tiles.bands(dim))
-    weights_ct = take_band(bands[0], weights, None, through)
-    for band in bands[1:]:
-        fetch(band)
-        weights_ct = take_band(band, weights, weights_ct, through)
-    pairs = jnp.float32(LN2) * weights_ct * weights
-    vectors_ct_gm.at[program, chunk, EARLIER_CT][...] = tiles.row_sums(pairs)
-    vectors_ct_gm.at[program, chunk, LATER_CT][...] = jnp.sum(pairs, axis=0)
-    tiles.store(first, decay * weights_ct)
-    plgpu.commit_smem()
-    entry_ct = []
-    for part, band_through, staged in zip(tiles.bands(dim), through, second, strict=False):
+    def run(member):
+        part, here = parts[member], held[member]
+        if member == 0:
+            fetch_all()
+        for band in tiles.bands(width)[member::team][:1]:
+            fetch(band, here, bands_loaded.at[member])
+        row, column = tiles.places()
+        plgpu.barrier_wait(loaded)
+        decay = jnp.where(row <= column, tiles.decays(rows), jnp.float32(0.0))
+        weights = decay * tiles.product(square, (written, [tiles.transposed(queries)]))
+        weights_ct, through = exchange(member, take_bands(member, weights))
         query = queries.at[:, part]
-        entry_ct.append(tiles.row_sums(band_through * tiles.read(query).astype(jnp.float32)))
-        found = tiles.product(square, (tiles.flipped(first), tiles.columns(written, part)))
-        found = found + vector(ENTRY) * band_through
-        tiles.emit(queries_ct_gm.at[batch, chunk, :, place, part], staged, found)
-        writes_ct_gm.at[program, chunk, :, part][...] = tiles.product(square, (first, [query]))
-    vectors_ct_gm.at[program, chunk, ENTRY_CT][...] = functools.reduce(jnp.add, entry_ct)
-    plgpu.wait_smem_to_gmem(0)
-    plgpu.commit_smem()
-    make_transition()
+        entry_ct = tiles.row_sums(through * tiles.read(query).astype(jnp.float32))
+        if member == 0:
+            reverse_weights(weights, weights_ct, decay)
+        else:
+            rows[COARSE] = entry_ct  # whose place is free
+        tiles.meet(met)
+        if member == 0:
+            if team > 1:
+                entry_ct = entry_ct + tiles.read(rows.at[COARSE], tiles.LAYOUT.reduce(1))
+            vectors_ct_gm.at[program, chunk, ENTRY_CT][...] = entry_ct
+        both = held[0].first
+        found = tiles.product(square, (tiles.flipped(both), tiles.columns(written, part)))
+        found = found + vector(ENTRY) * through
+        tiles.emit(queries_ct_gm.at[batch, chunk, :, place, part], here.reads_ct, found)
+        writes_ct_gm.at[program, chunk, :, part][...] = tiles.product(square, (both, [query]))
+        make_transition(member)
+        plgpu.wait_smem_to_gmem(0)
+
+    tiles.split_up(team, run)
 
 
 def run_before(
@@ -211,18 +261,26 @@ def run_before(
     def wide(height, width):
         return plgpu.SMEM((height, width), bf16, transforms=panels.WIDE)
 
+    team = dim // BAND
+    sent = [(tiles.wide_float32(),) * 2] if team > 1 else []
     scratch: list[Any] = [
         wide(LENGTH, dim),
         wide(LENGTH, dim),
-        wide(LENGTH, BAND),
-        plgpu.SMEM((5, LENGTH), f32),
+        plgpu.SMEM((NOISE, LENGTH), f32),
         [wide(LENGTH, LENGTH)] * parts,
         [wide(LENGTH, dim)] * stored,
-        [wide(dim, BAND)] * parts,
-        [wide(LENGTH, BAND)] * parts,
-        [wide(LENGTH, BAND)] * parts,
+        [
+            (
+                wide(LENGTH, BAND),
+                plgpu.RefUnion([wide(dim, BAND)] * parts, *sent),
+                [wide(LENGTH, BAND)] * parts,
+                [wide(LENGTH, BAND)] * parts,
+            )
+        ]
+        * team,
         plgpu.Barrier(num_arrivals=3 + parts + stored),
-        plgpu.Barrier(num_arrivals=2 + parts),
+        plgpu.Barrier(num_arrivals=2 + parts, num_barriers=team),
+        tiles.meeting(team),
     ]
     shape = jax.ShapeDtypeStruct
     lead = programs, chunks
@@ -236,6 +294,14 @@ def run_before(
         shape((*lead, 3, LENGTH), f32),
     ]
     body = functools.partial(_before_body, groups=places // heads, plain=interpret)
-    kernel = tiles.mosaic_kernel(body, out, scratch, grid=lead, grid_names=("program", "chunk"))
+    kernel = tiles.mosaic_kernel(
+        body,
+        out,
+        scratch,
+        grid=lead,
+        grid_names=("program", "chunk"),
+        sum_bytes=2048 // team,  # two warpgroups leave little room
+        **tiles.members(team),
+    )
     given = tokens.keys if writes is None else writes
     return Before(*kernel(*tokens, reads_ct, rows, inverse, given, means))

@@ -1,7 +1,8 @@
 """The reverse chains as a Mosaic GPU kernel: X = F^T X' + own, or F^T X' F + own.
 
 The only part of the backward pass that goes from chunk to chunk. One program a batch row, head and
-noise group (and, with F on one side only, band of 64 columns). Parts and precision as in `tiles`.
+noise group (and, with F on one side only, band of 64 columns); with F on both sides a warpgroup has
+a band of 64 columns. Parts and precision as in `tiles`.
 """
 
 import functools
@@ -14,28 +15,23 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from kernels_pallas.kalman_chunk import panels, tiles
-
-BAND = 64
-"""Columns that one product makes."""
+from kernels_pallas.kalman_chunk.tiles import BAND
 
 
 def _reverse_body(
-    transition_gm, own_gm, last_gm, exits_gm, transition, state, right, loaded, last_loaded,
-    *, chunks: int, bands: int, parts: int,
+    transition_gm, own_gm, last_gm, exits_gm, transition, state, apart, loaded, last_loaded, met,
+    *, chunks: int, team: int, both: bool, stages: int,
 ):  # fmt: skip
     """Runs one program; see `run_reverse` for the arrays in global memory (`_gm`).
 
-    In shared memory: parts of F [stages, D, D]; parts of X [D, K]; and, where F stands on both
-    sides, parts of X F [D, D].
+    In shared memory: parts of F [stages, D, D], of X [D, K], and, where F stands on both sides and
+    there is room for it, of X F [D, D] (`apart`), which else takes the place of X. A warpgroup has
+    64 of the columns of X and of X F.
     """
     program, place = lax.axis_index("program"), lax.axis_index("band")
     dim = state[0].shape[0]
-    stages = transition[0].shape[0]
-    both = bool(right)
     mine = slice(None) if both else pl.ds(place * BAND, BAND)  # columns of a program
-
-    def columns(band):
-        return slice(BAND * band, BAND * (band + 1))
+    source = apart or state
 
     def fetch(step):
         """Loads F of the chunk that is `step` chunks from the end."""
@@ -45,54 +41,54 @@ def _reverse_body(
                 transition_gm.at[program, chunk, i], part.at[slot], loaded.at[slot]
             )
 
-    def emit(chunk):
-        for i, part in enumerate(state):
-            plgpu.copy_smem_to_gmem(part, exits_gm.at[program, chunk, i, :, mine])
+    def run(member):
+        band = tiles.bands(state[0].shape[1])[member]
+        start = band.start if both else place * BAND
+        rows = slice(member * dim // team, (member + 1) * dim // team)
 
-    def read_own(chunk, band):
-        """Straight to registers: a load that waits for nothing."""
-        start = BAND * band if both else place * BAND
-        own = own_gm.at[program, chunk, :, pl.ds(start, BAND)]
-        return tiles.read(own, optimized=False)
+        def emit(chunk):
+            """A warpgroup copies rows: those of a matrix lie in one piece, its columns do not."""
+            for i, part in enumerate(state):
+                plgpu.copy_smem_to_gmem(part.at[rows], exits_gm.at[program, chunk, i, rows, mine])
 
-    def step(index, _):
-        slot, chunk = lax.rem(index, stages), chunks - 1 - index
-        emit(chunk + 1)
-        plgpu.barrier_wait(loaded.at[slot])
-        f = [part.at[slot] for part in transition]
-        left = [tiles.transposed(part) for part in f]
-        if both:
-            for band in range(bands):
-                through = [part.at[:, columns(band)] for part in f]
-                product = tiles.product((dim, BAND), (state, through))
-                tiles.store([part.at[:, columns(band)] for part in right], product)
-            plgpu.commit_smem()
-        source = right if both else state
-        made = []
-        for band in range(bands):
-            own = read_own(chunk, band)
-            operand = [part.at[:, columns(band)] for part in source]
-            made.append(tiles.product((dim, BAND), (left, operand)) + own)
-            if both:  # X is no operand of it, so a band may be replaced at once
-                plgpu.wait_smem_to_gmem(0)
-                tiles.store([part.at[:, columns(band)] for part in state], made.pop())
-        if not both:
-            plgpu.wait_smem_to_gmem(0)  # and all warps are done with X
-            tiles.store(state, made.pop())
-        plgpu.commit_smem()
-        fetch(index + stages)
-        return 0
+        def step(index, _):
+            slot, chunk = lax.rem(index, stages), chunks - 1 - index
+            emit(chunk + 1)
+            plgpu.barrier_wait(loaded.at[slot])
+            f = [part.at[slot] for part in transition]
+            if both:
+                through = tiles.product((dim, BAND), (state, tiles.columns(f, band)))
+                if not apart:
+                    plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+                    tiles.meet(met)
+                tiles.store(tiles.columns(source, band), through)
+                plgpu.commit_smem()
+            right, made = tiles.columns(source, band), []
+            for part in tiles.bands(dim):
+                own = tiles.straight(own_gm.at[program, chunk, part, pl.ds(start, BAND)])
+                pair = tiles.flipped(tiles.columns(f, part)), right
+                made.append(tiles.product((BAND, BAND), pair) + own)
+            plgpu.wait_smem_to_gmem(0, wait_read_only=True)  # and its warps are done with `source`
+            for part, share in zip(tiles.bands(dim), made, strict=True):
+                tiles.store([x.at[part, band] for x in state], share)
+            tiles.meet(met)
+            if member == 0:
+                fetch(index + stages)
+            return 0
 
-    for stage in range(stages):
-        fetch(jnp.int32(stage))
-    for i, part in enumerate(state):
-        plgpu.copy_gmem_to_smem(last_gm.at[program, i, :, mine], part, last_loaded)
-    plgpu.barrier_wait(last_loaded)
-    lax.fori_loop(0, chunks, step, 0)
-    for stage in range(stages):  # of the last fetches, which nobody reads
-        plgpu.barrier_wait(loaded.at[lax.rem(jnp.int32(chunks + stage), stages)])
-    emit(0)
-    plgpu.wait_smem_to_gmem(0)
+        if member == 0:
+            for stage in range(stages):
+                fetch(jnp.int32(stage))
+            for i, part in enumerate(state):
+                plgpu.copy_gmem_to_smem(last_gm.at[program, i, :, mine], part, last_loaded)
+        plgpu.barrier_wait(last_loaded)
+        lax.fori_loop(0, chunks, step, 0)
+        for stage in range(stages):  # of the last fetches, which nobody reads
+            plgpu.barrier_wait(loaded.at[lax.rem(jnp.int32(chunks + stage), stages)])
+        emit(0)
+        plgpu.wait_smem_to_gmem(0)
+
+    tiles.split_up(team, run)
 
 
 def run_reverse(transition: jax.Array, own: jax.Array, last: jax.Array, *, both: bool) -> jax.Array:
@@ -109,26 +105,32 @@ def run_reverse(transition: jax.Array, own: jax.Array, last: jax.Array, *, both:
     """
     programs, chunks, parts, dim = transition.shape[:4]
     bf16 = jnp.bfloat16
-    total = own.shape[-1] // BAND
-    bands = total if both else 1
-    stages = 2 if dim * parts == 128 or (dim == 64 and not both) else 1
+    width = dim if both else BAND  # of a program
+    team = width // BAND
+    stages = 2 if parts == 2 or (dim == 64 and not both) else 1
 
     def wide(*shape):
         return [plgpu.SMEM(shape, bf16, transforms=panels.WIDE)] * parts
 
     scratch: list[Any] = [
         wide(stages, dim, dim),
-        wide(dim, BAND * bands),
-        wide(dim, dim) if both else [],
+        wide(dim, width),
+        wide(dim, dim) if both and team == 1 else [],
         plgpu.Barrier(num_arrivals=parts, num_barriers=stages),
         plgpu.Barrier(num_arrivals=parts),
+        tiles.meeting(team),
     ]
-    body = functools.partial(_reverse_body, chunks=chunks, bands=bands, parts=parts)
+    body = functools.partial(_reverse_body, chunks=chunks, team=team, both=both, stages=stages)
     out = jax.ShapeDtypeStruct((programs, chunks + 1, parts, dim, own.shape[-1]), bf16)
-    grid = (programs, total // bands)
-    return tiles.mosaic_kernel(body, out, scratch, grid=grid, grid_names=("program", "band"))(
-        transition, own, last
+    kernel = tiles.mosaic_kernel(
+        body,
+        out,
+        scratch,
+        grid=(programs, own.shape[-1] // width),
+        grid_names=("program", "band"),
+        **tiles.members(team),
     )
+    return kernel(transition, own, last)
 
 
 def walk_back(

@@ -26,7 +26,10 @@ WIDE_FLOAT32 = (plgpu.TilingTransform((8, 32)), plgpu.SwizzleTransform(128))
 
 
 def mosaic_kernel(body: Callable[..., None], out: Any, scratch: Any, **options: Any) -> Any:
-    """`plgpu.kernel` with the names that this version of JAX has for outputs and scratch."""
+    """`plgpu.kernel` with the names that this version of JAX has for outputs and scratch.
+
+    Option `sum_bytes` of shared memory are for sums over rows, which one warpgroup only may take.
+    """
     known = inspect.signature(plgpu.kernel).parameters
     named = {
         "out_type" if "scratch_types" in known else "out_shape": out,
@@ -36,6 +39,7 @@ def mosaic_kernel(body: Callable[..., None], out: Any, scratch: Any, **options: 
         approx_math=True,  # exp2 of a decay, to 2 ulp
         lowering_semantics=plgpu.LoweringSemantics.Lane,
         unsafe_no_auto_barriers=True,
+        reduction_scratch_bytes=options.pop("sum_bytes", 2048),
     )
     return plgpu.kernel(body, compiler_params=params, **named, **options)
 
@@ -280,3 +284,35 @@ def emit(target: Any, staged: Any, value: jax.Array) -> None:
     staged[...] = value.astype(target.dtype)
     plgpu.commit_smem()
     plgpu.copy_smem_to_gmem(staged, target)
+
+
+def members(team: int) -> dict[str, Any]:
+    """Options of a kernel whose programs are run by `team` warpgroups."""
+    return {"num_threads": team, "thread_name": "member"} if team > 1 else {}
+
+
+def split_up(team: int, run: Callable[[int], None]) -> None:
+    """Runs `run(i)` in warpgroup i."""
+    if team == 1:
+        run(0)
+        return
+    for member in range(team):
+        pl.when(jax.lax.axis_index("member") == member)(functools.partial(run, member))
+
+
+def meeting(team: int) -> list[Any]:
+    """What the warpgroups of a program need to `meet`."""
+    return [plgpu.Barrier(num_arrivals=team)] if team > 1 else []
+
+
+def meet(met: Sequence[Any]) -> None:
+    """Waits for all warps of a program; what any has stored is seen by all."""
+    plgpu.commit_smem()
+    for barrier in met:
+        plgpu.barrier_arrive(barrier)
+        plgpu.barrier_wait(barrier)
+
+
+def wide_float32() -> Any:
+    """Shared memory for a float32 matrix [L, 64] that goes from a warpgroup to the other."""
+    return plgpu.SMEM((LENGTH, BAND), jnp.float32, transforms=WIDE_FLOAT32)

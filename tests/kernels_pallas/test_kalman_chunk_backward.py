@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import export
+from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from kernels_pallas.kalman_chunk import algebra, back, op, tiles
 from kernels_pallas.kalman_chunk.chunks import Tokens, Vectors, expand
@@ -18,6 +19,7 @@ from kernels_pallas.kalman_chunk.fwd import Parts
 from tests.kernels_pallas.test_kalman_chunk_kernels import (
     KERNELS,
     LENGTH,
+    ON_GPU,
     case,
     needs_interpreter,
     run_kernels,
@@ -77,6 +79,7 @@ def cotangents(tokens, cov, mean, absent):
         (64, 64, 1, 2, False, ()),
         (64, 128, 2, 2, True, ()),
         (128, 128, 1, 2, True, ("mean", "cov")),
+        (128, 64, 1, 2, True, ()),  # bands of values for one of two warpgroups only
         (64, 64, 1, 3, True, ("reads",)),
     ),
 )
@@ -95,6 +98,19 @@ def test_reverse_by_kernels_equals_its_definition(dim, width, groups, parts, pac
         scale = max(float(jnp.abs(other.astype(jnp.float32)).max()), 1e-30)
         one, other = (np.asarray(x, np.float32) / scale for x in (one, other))
         assert_close(one, other, rounded, "gradient", length=dim)
+
+
+@pytest.mark.skipif(ON_GPU, reason="races are found by the interpreter")
+@needs_interpreter
+def test_warpgroups_do_not_race_backward():
+    from jax._src.pallas.mosaic_gpu.interpret import gpu_callbacks
+
+    given = case(128, 128, packed=True)
+    kept, _ = passed_forward(given, given[1].obs_var, 2)
+    passed_ct = cotangents(given[0], *given[2:], ())
+    with plgpu.force_gpu_interpret_mode(plgpu.InterpretGPUParams(detect_races=True)):
+        jax.block_until_ready(op._pass_backward(KERNELS(), kept, passed_ct))
+    assert not gpu_callbacks.get_races().races_found
 
 
 @pytest.mark.parametrize(
