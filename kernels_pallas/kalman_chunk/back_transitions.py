@@ -161,19 +161,18 @@ def _before_body(
     def make_gain(member):
         """Makes parts of a G by bands of D where U = K; returns them and a band of K."""
         left = tiles.load(inverse) * tiles.across(rows.at[TO_END], square) * vector(ENTRY)
-        key = [keys.at[:, parts[member]]]
-        plgpu.commit_smem()
-        tiles.store(held[member].second, tiles.register_product(left, count, key, False, plain))
+        key = keys.at[:, parts[member]]
+        found = tiles.register_product(left, count, [key], False, plain)
+        tiles.store(held[member].second, found)
         tiles.meet(met)
-        return [x.second for x in held], key
+        return [here.second for here in held], [key]
 
     def store_gain(member):
-        """Stores G = T^T (e U), once U is no operand any more; returns it and a band of a K."""
-        part, aged = parts[member], held[member].second
-        own = tiles.columns(writes, part)
+        """Stores G = T^T (e U), once U is no operand; returns G by bands of D and a band of a K."""
+        own, aged = tiles.columns(writes, parts[member]), held[member].second
         plgpu.commit_smem()
         tiles.store(own, vector(TO_END) * tiles.load(own))
-        key = tiles.read(keys.at[:, part]).astype(jnp.float32)
+        key = tiles.read(keys.at[:, parts[member]]).astype(jnp.float32)
         tiles.store(aged, vector(ENTRY) * key)
         plgpu.commit_smem()
         gain = tiles.product(square, (inverse, own))
@@ -182,21 +181,21 @@ def _before_body(
         tiles.meet(met)
         for i in range(member, count, team):
             plgpu.copy_smem_to_gmem(writes[i], gain_gm.at[program, chunk, i])
-        return [tiles.columns(writes, left) for left in parts], aged
+        return [tiles.columns(writes, part) for part in parts], aged
 
     def make_transition(member):
-        """A band of the columns of F = a_L I - G^T (a K)."""
-        part, here = parts[member], held[member]
-        gain, right = store_gain(member) if writes else make_gain(member)
+        """F = a_L I - G^T (a K), of which a warpgroup has a band of columns."""
+        gain, aged = store_gain(member) if writes else make_gain(member)
+        mean, own = held[member].mean, parts[member]
         row, column = tiles.places()
-        for left, band_gain in zip(parts, gain, strict=True):
-            f = -tiles.product(square, (tiles.flipped(band_gain), right))
-            if left == part:
+        for part, band_gain in zip(parts, gain, strict=True):
+            f = -tiles.product(square, (tiles.flipped(band_gain), aged))
+            if part == own:
                 f = f + jnp.where(row == column, rows[ENTRY, LENGTH - 1], jnp.float32(0.0))
-            tiles.store(tiles.height(here.mean, left), f)
+            tiles.store(tiles.height(mean, part), f)
         plgpu.commit_smem()
-        for i, x in enumerate(here.mean):
-            plgpu.copy_smem_to_gmem(x, transition_gm.at[program, chunk, i, :, part])
+        for i, x in enumerate(mean):
+            plgpu.copy_smem_to_gmem(x, transition_gm.at[program, chunk, i, :, own])
 
     def run(member):
         part, here = parts[member], held[member]
@@ -263,21 +262,14 @@ def run_before(
 
     team = dim // BAND
     sent = [(tiles.wide_float32(),) * 2] if team > 1 else []
+    low = [wide(LENGTH, BAND)] * parts
     scratch: list[Any] = [
         wide(LENGTH, dim),
         wide(LENGTH, dim),
         plgpu.SMEM((NOISE, LENGTH), f32),
         [wide(LENGTH, LENGTH)] * parts,
         [wide(LENGTH, dim)] * stored,
-        [
-            (
-                wide(LENGTH, BAND),
-                plgpu.RefUnion([wide(dim, BAND)] * parts, *sent),
-                [wide(LENGTH, BAND)] * parts,
-                [wide(LENGTH, BAND)] * parts,
-            )
-        ]
-        * team,
+        [(wide(LENGTH, BAND), plgpu.RefUnion([wide(dim, BAND)] * parts, *sent), low, low)] * team,
         plgpu.Barrier(num_arrivals=3 + parts + stored),
         plgpu.Barrier(num_arrivals=2 + parts, num_barriers=team),
         tiles.meeting(team),
@@ -294,14 +286,9 @@ def run_before(
         shape((*lead, 3, LENGTH), f32),
     ]
     body = functools.partial(_before_body, groups=places // heads, plain=interpret)
+    options = {"sum_bytes": 2048 // team, **tiles.members(team)}  # two leave little room
     kernel = tiles.mosaic_kernel(
-        body,
-        out,
-        scratch,
-        grid=lead,
-        grid_names=("program", "chunk"),
-        sum_bytes=2048 // team,  # two warpgroups leave little room
-        **tiles.members(team),
+        body, out, scratch, grid=lead, grid_names=("program", "chunk"), **options
     )
     given = tokens.keys if writes is None else writes
     return Before(*kernel(*tokens, reads_ct, rows, inverse, given, means))
