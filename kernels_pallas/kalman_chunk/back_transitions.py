@@ -45,6 +45,63 @@ class Band(NamedTuple):
     second: list[Any]
 
 
+class Chunk(NamedTuple):
+    """In shared memory, what all bands read."""
+
+    keys: Any  # [L, D]
+    rows: Any  # [4, L] float32
+    inverse: list[Any]  # parts of T^T [L, L]
+    writes: list[Any]  # parts [L, D], none where keys are the writes
+    met: list[Any]  # barriers of all warpgroups
+
+
+SQUARE = (LENGTH, LENGTH)
+
+
+def _gain_of_keys(chunk: Chunk, held: list[Band], member: int, plain: bool) -> tuple[Any, Any]:
+    """Makes parts of a G by bands of D where U = K; returns them and a band of K."""
+    entry, to_end = chunk.rows.at[ENTRY], chunk.rows.at[TO_END]
+    left = tiles.load(chunk.inverse) * tiles.across(to_end, SQUARE) * tiles.down(entry, SQUARE)
+    key = chunk.keys.at[:, tiles.bands(chunk.keys.shape[1])[member]]
+    found = tiles.register_product(left, len(chunk.inverse), [key], False, plain)
+    tiles.store(held[member].second, found)
+    tiles.meet(chunk.met)
+    return [here.second for here in held], [key]
+
+
+def _gain_of_writes(chunk: Chunk, held: list[Band], member: int, out: Any) -> tuple[Any, Any]:
+    """Stores G = T^T (e U), once U is no operand; returns G by bands of D and a band of a K."""
+    parts = tiles.bands(chunk.keys.shape[1])
+    own, aged = tiles.columns(chunk.writes, parts[member]), held[member].second
+    plgpu.commit_smem()
+    tiles.store(own, tiles.down(chunk.rows.at[TO_END], SQUARE) * tiles.load(own))
+    key = tiles.read(chunk.keys.at[:, parts[member]]).astype(jnp.float32)
+    tiles.store(aged, tiles.down(chunk.rows.at[ENTRY], SQUARE) * key)
+    plgpu.commit_smem()
+    gain = tiles.product(SQUARE, (chunk.inverse, own))
+    plgpu.commit_smem()
+    tiles.store(own, gain)
+    tiles.meet(chunk.met)
+    for i in range(member, len(chunk.writes), len(held)):
+        plgpu.copy_smem_to_gmem(chunk.writes[i], out.at[i])
+    return [tiles.columns(chunk.writes, part) for part in parts], aged
+
+
+def _transition(chunk: Chunk, mean: list[Any], member: int, gain: Any, aged: Any, out: Any) -> None:
+    """F = a_L I - G^T (a K), of which a warpgroup has a band of columns."""
+    parts = tiles.bands(chunk.keys.shape[1])
+    row, column = tiles.places()
+    for part, band_gain in zip(parts, gain, strict=True):
+        f = -tiles.product(SQUARE, (tiles.flipped(band_gain), aged))
+        if part == parts[member]:
+            total = chunk.rows[ENTRY, LENGTH - 1]
+            f = f + jnp.where(row == column, total, jnp.float32(0.0))
+        tiles.store(tiles.height(mean, part), f)
+    plgpu.commit_smem()
+    for i, x in enumerate(mean):
+        plgpu.copy_smem_to_gmem(x, out.at[i, :, parts[member]])
+
+
 def _nothing(bands: int) -> tuple[Any, list[Any]]:
     return None, [None] * bands
 
@@ -66,11 +123,11 @@ def _before_body(
     count, dim, width = len(inverse), keys.shape[1], values_gm.shape[-1]
     groups_of_row = values_gm.shape[3]
     batch, place = program // groups_of_row, lax.rem(program, groups_of_row)
-    square, parts, team = (LENGTH, LENGTH), tiles.bands(dim), len(held)
+    square, parts, team = SQUARE, tiles.bands(dim), len(held)
     written = writes or [keys]
     held = [Band(x, mean, *(sent or [()]), *rest) for x, (mean, *sent), *rest in held]
 
-    head = place // groups
+    shared, head = Chunk(keys, rows, inverse, writes, met), place // groups
 
     def vector(index):
         return tiles.down(rows.at[index], square)
@@ -158,45 +215,6 @@ def _before_body(
         vectors_ct_gm.at[program, chunk, EARLIER_CT][...] = tiles.row_sums(pairs)
         vectors_ct_gm.at[program, chunk, LATER_CT][...] = jnp.sum(pairs, axis=0)
 
-    def make_gain(member):
-        """Makes parts of a G by bands of D where U = K; returns them and a band of K."""
-        left = tiles.load(inverse) * tiles.across(rows.at[TO_END], square) * vector(ENTRY)
-        key = keys.at[:, parts[member]]
-        found = tiles.register_product(left, count, [key], False, plain)
-        tiles.store(held[member].second, found)
-        tiles.meet(met)
-        return [here.second for here in held], [key]
-
-    def store_gain(member):
-        """Stores G = T^T (e U), once U is no operand; returns G by bands of D and a band of a K."""
-        own, aged = tiles.columns(writes, parts[member]), held[member].second
-        plgpu.commit_smem()
-        tiles.store(own, vector(TO_END) * tiles.load(own))
-        key = tiles.read(keys.at[:, parts[member]]).astype(jnp.float32)
-        tiles.store(aged, vector(ENTRY) * key)
-        plgpu.commit_smem()
-        gain = tiles.product(square, (inverse, own))
-        plgpu.commit_smem()
-        tiles.store(own, gain)
-        tiles.meet(met)
-        for i in range(member, count, team):
-            plgpu.copy_smem_to_gmem(writes[i], gain_gm.at[program, chunk, i])
-        return [tiles.columns(writes, part) for part in parts], aged
-
-    def make_transition(member):
-        """F = a_L I - G^T (a K), of which a warpgroup has a band of columns."""
-        gain, aged = store_gain(member) if writes else make_gain(member)
-        mean, own = held[member].mean, parts[member]
-        row, column = tiles.places()
-        for part, band_gain in zip(parts, gain, strict=True):
-            f = -tiles.product(square, (tiles.flipped(band_gain), aged))
-            if part == own:
-                f = f + jnp.where(row == column, rows[ENTRY, LENGTH - 1], jnp.float32(0.0))
-            tiles.store(tiles.height(mean, part), f)
-        plgpu.commit_smem()
-        for i, x in enumerate(mean):
-            plgpu.copy_smem_to_gmem(x, transition_gm.at[program, chunk, i, :, own])
-
     def run(member):
         part, here = parts[member], held[member]
         if member == 0:
@@ -224,7 +242,11 @@ def _before_body(
         found = found + vector(ENTRY) * through
         tiles.emit(queries_ct_gm.at[batch, chunk, :, place, part], here.reads_ct, found)
         writes_ct_gm.at[program, chunk, :, part][...] = tiles.product(square, (both, [query]))
-        make_transition(member)
+        if writes:
+            gain = _gain_of_writes(shared, held, member, gain_gm.at[program, chunk])
+        else:
+            gain = _gain_of_keys(shared, held, member, plain)
+        _transition(shared, here.mean, member, *gain, transition_gm.at[program, chunk])
         plgpu.wait_smem_to_gmem(0)
 
     tiles.split_up(team, run)
