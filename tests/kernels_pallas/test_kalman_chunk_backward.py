@@ -94,10 +94,13 @@ def test_reverse_by_kernels_equals_its_definition(dim, width, groups, parts, pac
         found = op._pass_backward(KERNELS(parts=parts), kept, passed_ct)
     for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
         assert one.dtype == other.dtype
-        rounded = other.dtype
+        dtype = other.dtype
         scale = max(float(jnp.abs(other.astype(jnp.float32)).max()), 1e-30)
         one, other = (np.asarray(x, np.float32) / scale for x in (one, other))
-        assert_close(one, other, rounded, "gradient", length=dim)
+        if dtype == jnp.bfloat16:  # rounded once, at the end: that does not add up
+            assert_close(one, other, dtype)
+        else:
+            assert_close(one, other, dtype, "gradient", length=dim)
 
 
 @pytest.mark.skipif(ON_GPU, reason="races are found by the interpreter")
