@@ -1,27 +1,77 @@
-"""What kernels need of the machine."""
+"""What kernels need of the machine and of a call."""
+
+import importlib
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 CAPABILITY = "9.0"
 """Compute capability of Hopper, whose warpgroup products the kernels are written in."""
 
+PROGRAMS = 65_535
+"""Most programs of a launch along one axis of its grid."""
 
-def require_device() -> None:
-    """Raises NotImplementedError, with the reason, where the kernels cannot run.
+
+def require(backend: str, missing: list[str], inputs: Any, programs: int, narrow: bool) -> None:
+    """Raises NotImplementedError with all reasons why kernels cannot take a call, if there is one.
+
+    Args:
+      backend: "pallas"; there is no other.
+      missing: what the op's own kernels do not have of this call, each as a reason.
+      inputs: arrays of the call, a NamedTuple.
+      programs: how many programs a launch has for each chunk.
+      narrow: whether q, k and v came as bfloat16.
+    """
+    if backend != "pallas":
+        raise NotImplementedError(f"there is no {backend} kernel for it, only a pallas one")
+    missing = list(missing)
+    if not narrow:
+        missing.append("takes q, k and v in bfloat16 only")
+    if not 0 < programs <= PROGRAMS:
+        missing.append(
+            f"runs 1 to {PROGRAMS} sequences x heads x groups, and {programs} were found"
+        )
+    if any(getattr(jax.typeof(x), "vma", None) for x in jax.tree.leaves(inputs) if _traced(x)):
+        missing.append("runs within jax.shard_map with check_vma=False only")
+    missing += missing_of_machine()
+    if missing:
+        raise NotImplementedError(f"the pallas kernel {'; it '.join(missing)}")
+
+
+def not_float32(dtype: Any) -> list[str]:
+    """Returns the reason against a state of another dtype than float32, if it has one."""
+    return [] if dtype == jnp.float32 else [f"is float32, and a state of {dtype} was found"]
+
+
+def _traced(x: Any) -> bool:
+    return isinstance(x, jax.Array)
+
+
+def missing_of_machine() -> list[str]:
+    """Returns what the kernels miss of the machine.
 
     XLA does not know how to cut a kernel into parts: under a mesh it would gather the inputs and
     run all of it on every device. Within `jax.shard_map` each device has its own part.
     """
-    device = jax.devices()[0]
+    missing = []
+    device = getattr(jax.config, "jax_default_device", None) or jax.devices()[0]
+    device = jax.devices(device)[0] if isinstance(device, str) else device
     found = str(getattr(device, "compute_capability", "none"))
     if found != CAPABILITY:
-        raise NotImplementedError(
-            f"the pallas kernel needs a Hopper GPU (compute capability {CAPABILITY}), and {found} "
-            f"was found"
+        missing.append(
+            f"needs a Hopper GPU (compute capability {CAPABILITY}), and {found} was found"
         )
-    manual = getattr(jax.sharding.get_abstract_mesh(), "manual_axes", ())
-    if jax.device_count() > 1 and not manual:
-        raise NotImplementedError(
-            f"the pallas kernel runs on one device, and {jax.device_count()} were found: hide the "
-            f"others (CUDA_VISIBLE_DEVICES) or call the op within jax.shard_map"
+    mesh = jax.sharding.get_abstract_mesh()
+    spread = {name for name, size in mesh.shape.items() if size > 1}
+    manual = set(getattr(mesh, "manual_axes", ()))
+    if jax.device_count() > 1 and not (manual and spread <= manual):
+        missing.append(
+            f"runs on one device, and {jax.device_count()} were found: hide the others "
+            f"(CUDA_VISIBLE_DEVICES) or call the op within jax.shard_map over all axes"
         )
+    try:
+        importlib.import_module("jax.experimental.pallas.mosaic_gpu")
+    except ImportError as error:
+        missing.append(f"needs Pallas' Mosaic GPU ({error})")
+    return missing

@@ -10,8 +10,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from kernels_pallas import device
 from kernels_pallas.delta_chunk import algebra, bwd
-from kernels_pallas.device import require_device
 from kernels_pallas.kalman_chunk.chunks import Tokens, Vectors, stack
 from kernels_pallas.kalman_chunk.config import Config
 
@@ -168,20 +168,11 @@ def run(
 
 
 def require_supported(backend: str, inputs: Any, narrow: bool) -> None:
-    """Raises NotImplementedError, with the reason, for what the kernels do not have."""
-    if backend != "pallas":
-        raise NotImplementedError(f"there is no {backend} kernel for it, only a pallas one")
+    """Raises NotImplementedError, with the reasons, for what the kernels do not have."""
+    missing = device.not_float32(inputs.memory.dtype)
     if inputs.log_decay.shape[-1] != 1:
-        raise NotImplementedError("the pallas kernel has one decay a head, not one a key dim")
-    dim = inputs.k.shape[-1]
-    if dim > DIMS[-1]:
-        raise NotImplementedError(
-            f"the pallas kernel has key dims up to {DIMS[-1]}, and D={dim} was found"
-        )
-    if not narrow:
-        raise NotImplementedError("the pallas kernel takes q, k and v in bfloat16 only")
-    if inputs.memory.dtype != jnp.float32:
-        raise NotImplementedError(
-            f"the pallas kernel is float32, and {inputs.memory.dtype} was found"
-        )
-    require_device()
+        missing.append("has one decay a head, not one a key dim")
+    batch, _, heads, dim = inputs.k.shape
+    if not 0 < dim <= DIMS[-1]:
+        missing.append(f"has key dims up to {DIMS[-1]}, and D={dim} was found")
+    device.require(backend, missing, inputs, batch * heads, narrow)

@@ -1,5 +1,8 @@
 """What the kernels compute, in plain JAX: the covariance chain, the mean chain, the reads.
 
+Kernels differ in one thing besides rounding: what is put back on the diagonal of P for it is eps of
+the prior variance there (`chain.EPS`), here eps |K B|.
+
 Only two things go from chunk to chunk, the covariance P and the mean M; all else is a product that
 every chunk does by itself. README.md beside this file derives the formulas; names here are its
 symbols spelled out. No exponent is positive and nothing is divided by a decay, so a decay of any
@@ -16,9 +19,6 @@ import jax.numpy as jnp
 
 NOISE_FLOOR = 128.0
 """Smallest own noise of a reading, in eps of its variance: below, it is not told from rounding."""
-
-CHAIN_EPS = {2: 2.0**-17, 3: 2.0**-23}
-"""Rounding of the kernel's products, by the number of bfloat16 parts of a number."""
 
 
 class Terms(NamedTuple):

@@ -23,6 +23,9 @@ from kernels_pallas.kalman_chunk.tiles import LAYOUT, LENGTH
 
 SQUARE = (LENGTH, LENGTH)
 
+EPS = {2: 2.0**-17, 3: 2.0**-23}
+"""Rounding of the products, by the number of bfloat16 parts of a number."""
+
 
 class Arrays(NamedTuple):
     """In global memory; see `fwd.run_chain`."""
@@ -222,7 +225,7 @@ def _half_of_update(held: Held, at: Program, vectors: Any) -> None:
     dim = held.keys.shape[1]
     mine, shape = _where(at.half, dim), (LENGTH, dim // 2)
     total, noise = vectors[ENTRY, LENGTH - 1], vectors[NOISE, LENGTH - 1]
-    eps = jnp.float32(algebra.CHAIN_EPS[len(held.cov)])
+    eps = jnp.float32(EPS[len(held.cov)])
     right = [[part.at[:, mine] for part in parts] for parts in (held.carried, held.gain)]
 
     def one(block, _):

@@ -1,7 +1,7 @@
 """What the kernels read: tokens cut into chunks as the op has them, and a few numbers a token.
 
-Nothing of size L x L is made here: kernels make decays between tokens from the sums of log decays,
-and Gram matrices from keys. `expand` spells both out for `algebra`.
+Nothing of size L x L is stored: kernels make decays between tokens from the sums of log decays, and
+Gram matrices from keys. `expand` spells both out for `algebra`.
 
 Axes: B batch, N chunks, L tokens of a chunk, H heads, G noise groups, D key dim, m = M/G.
 """
@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from kernels_pallas.kalman_chunk.algebra import Terms, product, transpose
 
 LOG_DECAY_FLOOR = -100.0
-"""Log decays are clamped here: exp(-100) is below the smallest float32."""
+"""Log decays are clamped here: exp(-100) is below the smallest normal float32."""
 
 RESET = -200.0
 """log2 of the decay at the start of a document: 2^-200 is 0 in float32."""

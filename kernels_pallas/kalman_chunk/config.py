@@ -11,9 +11,9 @@ class Config:
 
     Attributes:
       length: L, tokens in a chunk; the kernels take 64.
-      forward: precision of the XLA products of the forward pass.
-      backward: precision of the XLA products of the backward pass. HIGH is tf32 on a GPU.
-      kernel: whether the chains run as kernels, or as `algebra` and `bwd` state them.
+      forward: precision of the XLA products of the forward pass: without kernels, and of variances.
+      backward: the same of the backward pass.
+      kernel: whether kernels run, or what `algebra` and `bwd` state.
       parts: bfloat16 numbers that stand for a float32 one in the kernels' products, 2 or 3.
       interpret: leave out of the kernels what the interpreter does not have.
     """

@@ -23,7 +23,7 @@ from kernels_pallas.kalman_chunk.tiles import LENGTH
 
 def _chain_body(*refs, heads: int, groups: int, plain: bool):
     """Lets each warpgroup run its half of a program."""
-    count, alone = len(chain.Arrays._fields), len(chain.Held._fields) - 10
+    count, alone = len(chain.Arrays._fields), chain.Held._fields.index("finished")
     scratch = refs[count:]
     (finished, aged), (share,), (writes, gain) = scratch[alone]
     in_one_place = finished, aged, share, writes, gain

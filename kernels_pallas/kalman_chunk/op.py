@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from kernels_pallas.device import require_device
+from kernels_pallas import device
 from kernels_pallas.kalman_chunk import algebra, bwd, chunks
 from kernels_pallas.kalman_chunk.algebra import Factors
 from kernels_pallas.kalman_chunk.chunks import Tokens, Vectors
@@ -21,6 +21,9 @@ DIMS = (64, 128)
 
 BAND = 64
 """Value channels that a program of the kernels takes; a group is padded to a multiple."""
+
+LEAST_WIDTH = 16
+"""Value channels of a group below which most of the work would be on padding."""
 
 
 class Filtered(NamedTuple):
@@ -84,7 +87,9 @@ def pass_chunks(
 
 def _pass_forward(tokens, vectors, cov, mean, config):
     tokens, vectors, cov, mean = jax.tree.map(
-        lambda x: x.value, (tokens, vectors, cov, mean), is_leaf=lambda x: hasattr(x, "perturbed")
+        lambda x: x.value,
+        (tokens, vectors, cov, mean),
+        is_leaf=lambda x: isinstance(x, jax.custom_derivatives.CustomVJPPrimal),
     )
     passed, saved = _forward(tokens, vectors, cov, mean, config)
     return passed, (tokens, vectors, *saved)
@@ -237,20 +242,18 @@ def run(backend: str, inputs: Any, chunk_size: int, *, narrow: bool = False) -> 
 
 
 def require_supported(backend: str, inputs: Any, narrow: bool) -> None:
-    """Raises NotImplementedError, with the reason, for what the kernels do not have."""
-    if backend != "pallas":
-        raise NotImplementedError(f"there is no {backend} kernel for it, only a pallas one")
+    """Raises NotImplementedError, with the reasons, for what the kernels do not have."""
+    missing = device.not_float32(inputs.cov.dtype)
     if inputs.angle is not None:
-        raise NotImplementedError("the pallas kernel has no rotations (angle)")
+        missing.append("has no rotations (angle)")
     if inputs.log_decay.shape[-1] != 1:
-        raise NotImplementedError("the pallas kernel has one decay a head, not one a key dim")
+        missing.append("has one decay a head, not one a key dim")
+    batch, _, heads, groups, width = inputs.v.shape
     dim = inputs.k.shape[-1]
-    if dim > DIMS[-1]:
-        raise NotImplementedError(
-            f"the pallas kernel has key dims up to {DIMS[-1]}, and D={dim} was found"
+    if not 0 < dim <= DIMS[-1]:
+        missing.append(f"has key dims up to {DIMS[-1]}, and D={dim} was found")
+    if width < LEAST_WIDTH:
+        missing.append(
+            f"has groups of {LEAST_WIDTH} value channels or more, and M/G={width} was found"
         )
-    if not narrow:
-        raise NotImplementedError("the pallas kernel takes q, k and v in bfloat16 only")
-    if inputs.cov.dtype != jnp.float32:
-        raise NotImplementedError(f"the pallas kernel is float32, and {inputs.cov.dtype} was found")
-    require_device()
+    device.require(backend, missing, inputs, batch * heads * groups, narrow)

@@ -6,7 +6,7 @@ import pytest
 
 from bayesmem.ops import dispatch
 from bayesmem.ops.kalman.types import KalmanInputs
-from kernels_pallas.device import require_device
+from kernels_pallas import device
 from kernels_pallas.kalman_chunk import op
 from kernels_pallas.kalman_chunk.config import Config
 
@@ -42,7 +42,7 @@ def inputs(dim=64, width=64, channels=1, angle=None, dtype=jnp.float32):
         ("pallas", {"channels": 64}, True, "one decay a head"),
         ("pallas", {"dim": 256}, True, "D=256"),
         ("pallas", {}, False, "bfloat16"),
-        ("pallas", {"dtype": jnp.bfloat16}, True, "float32, and bfloat16"),
+        ("pallas", {"dtype": jnp.bfloat16}, True, "float32, and a state of bfloat16"),
         ("pallas", {}, True, "Hopper"),
     ),
 )
@@ -53,13 +53,44 @@ def test_what_is_not_there_is_refused_with_its_reason(backend, sizes, narrow, re
         op.run(backend, inputs(**sizes), 64, narrow=narrow)
 
 
-def test_several_devices_are_refused(monkeypatch):
-    hopper = type("Device", (), {"compute_capability": "9.0"})()
-    monkeypatch.setattr(jax, "devices", lambda *_: [hopper])
-    require_device()
+def test_groups_of_few_channels_are_refused():
+    with pytest.raises(NotImplementedError, match="M/G=8"):
+        op.run("pallas", inputs(width=8), 64, narrow=True)
+
+
+def test_no_sequence_is_refused():
+    nobody = inputs()
+    nobody = nobody._replace(v=jax.ShapeDtypeStruct((0, *nobody.v.shape[1:]), jnp.float32))
+    with pytest.raises(NotImplementedError, match="0 were found"):
+        op.run("pallas", nobody, 64, narrow=True)
+
+
+@pytest.fixture
+def hopper(monkeypatch):
+    """A machine that seems to have one."""
+    found = type("Device", (), {"compute_capability": "9.0"})()
+    real = jax.devices
+    monkeypatch.setattr(jax, "devices", lambda *names: real(*names) if names else [found])
+
+
+def test_several_devices_are_refused(hopper, monkeypatch):
+    assert not device.missing_of_machine()
     monkeypatch.setattr(jax, "device_count", lambda *_: 2)
     with pytest.raises(NotImplementedError, match="2 were found.*shard_map"):
-        require_device()
+        op.run("pallas", inputs(), 64, narrow=True)
+
+
+@pytest.mark.parametrize("manual,refused", ((("a", "b"), False), (("a",), True), ((), True)))
+def test_every_axis_of_a_mesh_has_to_be_manual(hopper, monkeypatch, manual, refused):
+    mesh = type("Mesh", (), {"shape": {"a": 2, "b": 4, "c": 1}, "manual_axes": manual})()
+    monkeypatch.setattr(jax.sharding, "get_abstract_mesh", lambda: mesh)
+    monkeypatch.setattr(jax, "device_count", lambda *_: 8)
+    assert bool(device.missing_of_machine()) == refused
+
+
+def test_a_default_device_without_kernels_is_refused(hopper):
+    with jax.default_device("cpu"):
+        assert "Hopper" in device.missing_of_machine()[0]
 
 
 def test_options_reach_kernels_only():

@@ -51,7 +51,7 @@ def delta_rule(
       segment_ids: [B, T] integers or None; a new id starts a new document at zero, a negative id
         is padding (see `bayesmem.ops.segments`). The first document continues from `state`.
       chunk_size: tokens in a chunk of the chunk form.
-      implementation: "auto", "recurrent", "chunked", "pallas" or "triton".
+      implementation: "auto", "recurrent", "chunked", "pallas" (no jvp) or "triton".
 
     Returns:
       y [B, T, H, M] in the dtype of v, and the state [B, H, D, M], float32 at least.

@@ -71,7 +71,7 @@ def kalman_memory(
       segment_ids: [B, T] integers or None; a new id starts a new document at the prior, a negative
         id is padding (see `bayesmem.ops.segments`). The first document continues from `state`.
       chunk_size: tokens in a chunk of the chunk forms.
-      implementation: "auto", "recurrent", "chunked", "associative", "pallas" or "triton".
+      implementation: "auto", "recurrent", "chunked", "associative", "pallas" (no jvp) or "triton".
 
     Returns:
       y [B, T, H, M] in the dtype of v, and the state, float32 at least.
@@ -131,7 +131,7 @@ def kalman_predict(
       segment_ids: [B, T] integers or None; a new id starts a new document at the prior, a negative
         id is padding (see `bayesmem.ops.segments`). The first document continues from `state`.
       chunk_size: tokens in a chunk of the chunk forms.
-      implementation: "auto", "recurrent", "chunked", "associative", "pallas" or "triton".
+      implementation: "auto", "recurrent", "chunked", "associative", "pallas" (no jvp) or "triton".
 
     Returns:
       mean [B, T, H, M] in the dtype of v; var [B, T, H, G] = q_t^T P_t q_t, the variance of each

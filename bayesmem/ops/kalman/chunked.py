@@ -41,7 +41,7 @@ def chunk_step(mean: jax.Array, cov: jax.Array, chunk: ChunkTerms) -> tuple[Beli
 
 
 def chunked(inputs: KalmanInputs, chunk_size: int, at_once: bool | None = None) -> KalmanOutputs:
-    """Filters chunk after chunk; the backward pass keeps beliefs at chunk entries only.
+    """Filters chunk after chunk; the backward pass keeps beliefs at chunk entries, at once T too.
 
     Args:
       inputs: of the op.
