@@ -1,4 +1,8 @@
-"""The one tolerance table: dtype x (value or gradient), scaled by the root of the length."""
+"""The one tolerance table: arithmetic x (value or gradient), scaled by the root of the length.
+
+Arithmetic is a dtype, or how many bfloat16 parts a product of kernels has of each of its float32
+factors: two hold 16 bits of a number, three all 24.
+"""
 
 import math
 
@@ -11,18 +15,29 @@ _RELATIVE = {
     ("float32", "gradient"): 1e-5,
     ("bfloat16", "value"): 8e-3,
     ("bfloat16", "gradient"): 2e-2,
+    ("2 parts", "value"): 2e-5,
+    ("2 parts", "gradient"): 5e-5,
+    ("3 parts", "value"): 2e-6,
+    ("3 parts", "gradient"): 5e-6,
 }
+
+
+def _arithmetic(dtype) -> str:
+    """The name of a dtype in the table; names of the table stand for themselves."""
+    if (dtype, "value") in _RELATIVE:
+        return dtype
+    return "bfloat16" if "bfloat16" in str(dtype) else np.dtype(dtype).name
 
 
 def tolerance(dtype, kind: str = "value", length: int = 1) -> dict[str, float]:
     """Returns `rtol` and `atol` for `np.testing.assert_allclose`.
 
     Args:
-      dtype: of the arithmetic compared.
+      dtype: of the arithmetic compared; "2 parts" or "3 parts" where kernels multiply so.
       kind: "value" or "gradient".
       length: number of terms that the compared numbers sum or steps they went through.
     """
-    name = "bfloat16" if "bfloat16" in str(dtype) else np.dtype(dtype).name
+    name = _arithmetic(dtype)
     relative = _RELATIVE[name, kind]
     if name != "float64":
         relative *= math.sqrt(length)

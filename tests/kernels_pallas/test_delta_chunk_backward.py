@@ -64,7 +64,7 @@ def test_reverse_by_kernels_equals_its_definition(dim, width, kind, parts):
         if dtype == jnp.bfloat16:  # rounded once, at the end: that does not add up
             assert_close(one, other, dtype)
         else:
-            assert_close(one, other, dtype, "gradient", length=dim)
+            assert_close(one, other, f"{parts} parts", "gradient")
 
 
 @pytest.mark.parametrize("dim,width,parts", ((64, 64, 2), (64, 128, 3), (128, 128, 2)))

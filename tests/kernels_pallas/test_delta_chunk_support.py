@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from bayesmem.ops import delta_rule, dispatch
+from bayesmem.ops import delta_rule, kalman_memory
 from bayesmem.ops.delta import api
 from bayesmem.ops.delta.types import DeltaInputs
 from kernels_pallas.delta_chunk import op
@@ -66,6 +66,15 @@ def test_kernels_are_told_whether_tokens_are_bfloat16(monkeypatch, low):
     assert y.dtype == given["v"].dtype
 
 
-def test_the_folder_is_found_by_dispatch():
-    assert api.FORMS["pallas"].__module__ == dispatch.__name__
-    assert callable(op.run)
+@pytest.mark.parametrize(
+    "memory,strengths", ((delta_rule, ("beta",)), (kalman_memory, ("process_var", "obs_var")))
+)
+def test_ops_find_their_kernels_and_say_what_those_need(monkeypatch, memory, strengths):
+    # A GPU, but an older one: its kernels are found, and refuse.
+    ampere = type("Device", (), {"compute_capability": "8.0"})()
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(jax, "devices", lambda *_: [ampere])
+    tokens = dict.fromkeys("qkv", jnp.ones((1, 3, 1, 64), jnp.bfloat16))
+    numbers = dict.fromkeys(strengths, jnp.ones((1, 3, 1)))
+    with pytest.raises(NotImplementedError, match="Hopper.*8.0 was found"):
+        memory(**tokens, **numbers, implementation="pallas")

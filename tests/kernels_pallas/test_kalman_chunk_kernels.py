@@ -5,6 +5,7 @@ Without a GPU they are interpreted; `JAX_PLATFORMS=cuda pytest tests/kernels_pal
 
 import contextlib
 import functools
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +15,7 @@ from jax import export
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from bayesmem.ops.kalman.chunked import chunked
-from kernels_pallas.kalman_chunk import algebra, bwd, fwd, op, reads, reverse, tiles
+from kernels_pallas.kalman_chunk import algebra, back, bwd, fwd, op, reads, reverse, tiles
 from kernels_pallas.kalman_chunk.chunks import Tokens, between, expand, make_vectors
 from kernels_pallas.kalman_chunk.config import Config
 from tests.kernels_pallas.test_kalman_chunk_algebra import differentiable, prepared, symmetric
@@ -27,7 +28,8 @@ KERNELS = functools.partial(Config, interpret=not ON_GPU)
 run_kernels = contextlib.nullcontext if ON_GPU else getattr(plgpu, "force_gpu_interpret_mode", None)
 needs_interpreter = pytest.mark.skipif(
     not (ON_GPU or hasattr(plgpu, "force_gpu_interpret_mode")),
-    reason="neither a GPU nor an interpreter of this JAX",
+    reason=f"no GPU, and jax {jax.__version__} has no interpreter of Mosaic GPU kernels "
+    f"(0.11.2 has)",
 )
 
 
@@ -68,10 +70,9 @@ def test_covariance_kernel_equals_the_algebra(dim, groups, parts, packed):
     with run_kernels():
         stored = fwd.covariance_chain(tokens.keys, vectors, cov, KERNELS(parts=parts))
     found, last_found = fwd.factors(*stored, (1, 1, groups))
-    # Two parts hold 16 bits of a number, three all 24: what is left of them after many products.
-    kind = "value" if parts == 3 else "gradient"
     for one, other in zip((*found, last_found), (*wanted, last), strict=True):
-        assert_close(one, other, np.float32, kind, length=dim)
+        scale = float(jnp.abs(other).max())
+        assert_close(one / scale, other / scale, f"{parts} parts")
     assert np.array_equal(found.cov, found.cov.swapaxes(-1, -2))
 
 
@@ -88,7 +89,7 @@ def test_both_kernels_equal_the_algebra(dim, width, groups, packed):
         if one.shape == wanted.reads.shape:  # they come in bfloat16
             assert_close(one, other, jnp.bfloat16)
         else:
-            assert_close(one / scale, other / scale, np.float32, "gradient", length=dim)
+            assert_close(one / scale, other / scale, "2 parts")
 
 
 @pytest.mark.skipif(ON_GPU, reason="races are found by the interpreter")
@@ -104,7 +105,10 @@ def test_warpgroups_do_not_race(dim):
 
 
 @needs_interpreter
-def test_the_op_on_kernels_equals_the_chunk_form():
+@pytest.mark.parametrize("outputs", (("y", "mean", "cov"), ("y", "var", "mean", "cov")))
+def test_the_op_on_kernels_equals_the_chunk_form(monkeypatch, outputs):
+    reverse_by_kernels = mock.Mock(side_effect=back.backward)
+    monkeypatch.setattr(back, "backward", reverse_by_kernels)
     # D and M/G are padded to 64, T to 128.
     case = cases.kalman(
         3, 70, "scalar", groups=2, packed=True, dim=48, value_dim=96, batch=1, heads=1, key_heads=1
@@ -114,18 +118,19 @@ def test_the_op_on_kernels_equals_the_chunk_form():
 
     def loss(varied, form):
         rng = np.random.default_rng(4)
-        outputs = form(inputs._replace(**varied))
+        found = form(inputs._replace(**varied))
+        found = [getattr(found, name) for name in outputs]
         # Cotangents that bfloat16 holds: that of the reads comes as such.
-        weights = [jnp.asarray(rng.standard_normal(x.shape), jnp.bfloat16) for x in outputs]
-        return sum(
-            jnp.sum(w.astype(jnp.float32) * x) for w, x in zip(weights, outputs, strict=True)
-        )
+        weights = [jnp.asarray(rng.standard_normal(x.shape), jnp.bfloat16) for x in found]
+        return sum(jnp.sum(w.astype(jnp.float32) * x) for w, x in zip(weights, found, strict=True))
 
     varied = differentiable(inputs)
     wanted = symmetric(jax.jit(jax.grad(lambda x: loss(x, lambda y: chunked(y, 64))))(varied))
     with run_kernels():
         kernels = functools.partial(op.filter_tokens, config=KERNELS())
         found = symmetric(jax.grad(lambda x: loss(x, kernels))(varied))
+    # Of a cotangent of `var`, XLA has the reverse but for its walk.
+    assert reverse_by_kernels.called == ("var" not in outputs)
     for name in varied:
         scale = float(jnp.abs(wanted[name]).max())
         one, other = found[name] / scale, wanted[name] / scale
@@ -151,7 +156,7 @@ def test_reverse_kernel_equals_a_scan(dim, width, both):
         found = reverse.walk_back(*given, None, parts=2)
     for one, other in zip(found, wanted, strict=True):
         scale = float(jnp.abs(other).max())
-        assert_close(one / scale, other / scale, np.float32, length=dim)
+        assert_close(one / scale, other / scale, "2 parts")
 
 
 @pytest.mark.parametrize("dim,parts", ((64, 2), (64, 3), (128, 2)))
@@ -171,11 +176,11 @@ def test_kernels_lower_for_cuda(dim, parts):
     read = Tokens(keys, keys, values), rows, square, tall, of(parts, dim, dim)
     calls = [export.DisabledSafetyCheck.custom_call(f"mosaic_gpu{v}") for v in ("", "_v2")]
     f, own, last = of(chunks, parts, dim, dim), of(chunks, dim, dim, dtype=f32), of(parts, dim, dim)
-    back = [functools.partial(reverse.run_reverse, both=both) for both in (False, True)]
+    walks = [functools.partial(reverse.run_reverse, both=both) for both in (False, True)]
     for kernel, arguments in (
         (fwd.run_chain, chain),
         (reads.run_reads, read),
-        *((kernel, (f, own, last)) for kernel in back),
+        *((walk, (f, own, last)) for walk in walks),
     ):
         lowered = export.export(jax.jit(kernel), platforms=["cuda"], disabled_checks=calls)
         assert "mosaic_gpu" in lowered(*arguments).mlir_module()
