@@ -36,7 +36,7 @@ def inputs(dim=64, width=64, channels=1, dtype=jnp.float32):
         ("pallas", {"channels": 64}, True, "one decay a head"),
         ("pallas", {"dim": 192}, True, "D=192"),
         ("pallas", {}, False, "bfloat16"),
-        ("pallas", {"dtype": jnp.float64}, True, "float32, and float64"),
+        ("pallas", {"dtype": jnp.float64}, True, "float32, and a state of float64"),
         ("pallas", {"dim": 24, "width": 40}, True, "Hopper"),
     ),
 )
