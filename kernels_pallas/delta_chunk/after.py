@@ -14,7 +14,7 @@ from jax import lax
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from kernels_pallas.delta_chunk.algebra import BETA
-from kernels_pallas.kalman_chunk import panels, tiles
+from kernels_pallas.kalman_chunk import tiles, warpgroups
 from kernels_pallas.kalman_chunk.back_transitions import LN2, Before
 from kernels_pallas.kalman_chunk.chunks import ENTRY, TO_END, Tokens
 from kernels_pallas.kalman_chunk.tiles import BAND, LENGTH
@@ -209,7 +209,7 @@ def run_after(
     bf16, f32 = jnp.bfloat16, jnp.float32
 
     def wide(width):
-        return plgpu.SMEM((LENGTH, width), bf16, transforms=panels.WIDE)
+        return plgpu.SMEM((LENGTH, width), bf16, transforms=tiles.WIDE)
 
     slots = dim // BAND + 1
     scratch: list[Any] = [
@@ -230,6 +230,8 @@ def run_after(
         shape((*lead, 2, LENGTH), f32),
     ]
     body = functools.partial(_after_body, heads=heads, plain=interpret)
-    kernel = tiles.mosaic_kernel(body, out, scratch, grid=lead, grid_names=("program", "chunk"))
+    kernel = warpgroups.mosaic_kernel(
+        body, out, scratch, grid=lead, grid_names=("program", "chunk")
+    )
     given = before.weighted, before.writes_ct
     return After(*kernel(tokens.keys, tokens.values, rows, inverse, memory, memory_ct, *given))

@@ -39,8 +39,8 @@ def backward(
     before = back_transitions.run_before(
         tokens, reads_ct, rows, inverse, None, memory, interpret=plain
     )
-    last = tiles.split_in_xla(memory_ct.reshape(-1, *memory_ct.shape[3:]), config.parts)
-    exits = reverse.run_reverse(before.transition, before.own, jnp.stack(last, axis=1), both=False)
+    last = tiles.parts_of(memory_ct, config.parts)
+    exits = reverse.run_reverse(before.transition, before.own, last, both=False)
     found = after.run_after(tokens, rows, inverse, memory, exits, before, interpret=plain)
     tokens_ct = Tokens(before.queries_ct, found.keys_ct, found.values_ct)
     vectors_ct = _of_vectors(vectors, before.vectors_ct, found)

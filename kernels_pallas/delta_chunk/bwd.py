@@ -1,6 +1,6 @@
 """The reverse of the delta rule: that of a Kalman chunk's mean, and then beta and the keys.
 
-The seam is what `_mean_reverse` leaves: the cotangents of all terms at a given T and given writes.
+The seam is what `mean_reverse` leaves: the cotangents of all terms at a given T and given writes.
 The cotangent of T itself is not asked for. With y that of the surprises and E the errors, y E^T is
 what the cotangent of A comes to, and beta's is a product of the two as well: README.md, (5), (6).
 """
@@ -36,7 +36,7 @@ def backward(
     """
     gain, transition = gains(terms, factors, precision)
     chunks = bwd.Chunks(terms, factors, memory, gain, transition, precision, bwd.walk_back)
-    terms_ct, _, writes_ct, first_ct = bwd._mean_reverse(chunks, reads_ct, memory_ct)
+    terms_ct, _, writes_ct, first_ct = bwd.mean_reverse(chunks, reads_ct, memory_ct)
     _, errors = innovations(terms, factors, memory, precision)
     return _reverse_factors(chunks, terms_ct, writes_ct, errors), first_ct
 

@@ -14,8 +14,8 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from kernels_pallas.delta_chunk import solve
 from kernels_pallas.delta_chunk.algebra import BETA
 from kernels_pallas.delta_chunk.solve import HALF, PITCH
-from kernels_pallas.kalman_chunk import panels, tiles
-from kernels_pallas.kalman_chunk.tiles import LAYOUT, LENGTH
+from kernels_pallas.kalman_chunk import tiles, warpgroups
+from kernels_pallas.kalman_chunk.tiles import LENGTH
 
 
 def _inverse_body(
@@ -33,12 +33,10 @@ def _inverse_body(
     plgpu.copy_gmem_to_smem(rows_gm.at[batch, chunk, head], rows, loaded)
     plgpu.barrier_wait(loaded)
     square = (LENGTH, LENGTH)
-    row = plgpu.broadcasted_iota(jnp.int32, square, 0, layout=LAYOUT)
-    column = plgpu.broadcasted_iota(jnp.int32, square, 1, layout=LAYOUT)
+    row, column = tiles.places()
     zero, one = jnp.float32(0.0), jnp.float32(1.0)
     overlap = tiles.product(square, ([keys], [tiles.transposed(keys)]))
-    decay = jnp.exp2(-jnp.abs(tiles.span(rows, square)))
-    mixed = overlap * decay * tiles.down(rows.at[BETA], square)
+    mixed = overlap * tiles.decays(rows) * tiles.down(rows.at[BETA], square)
     mixed = jnp.where(row < column, -mixed, zero)
     minus[:, :LENGTH] = mixed
     plgpu.commit_smem()  # ends the reading of keys too
@@ -77,7 +75,7 @@ def run_inverse(
     bf16, f32 = jnp.bfloat16, jnp.float32
 
     def wide(width):
-        return plgpu.SMEM((LENGTH, width), bf16, transforms=panels.WIDE)
+        return plgpu.SMEM((LENGTH, width), bf16, transforms=tiles.WIDE)
 
     scratch = [
         plgpu.RefUnion([wide(dim)], [wide(LENGTH)] * parts),
@@ -88,6 +86,6 @@ def run_inverse(
     body = functools.partial(_inverse_body, heads=heads, plain=interpret)
     out = jax.ShapeDtypeStruct((batch * heads, chunks, parts, LENGTH, LENGTH), bf16)
     grid = (batch * heads, chunks)
-    return tiles.mosaic_kernel(body, out, scratch, grid=grid, grid_names=("program", "chunk"))(
+    return warpgroups.mosaic_kernel(body, out, scratch, grid=grid, grid_names=("program", "chunk"))(
         keys, rows
     )

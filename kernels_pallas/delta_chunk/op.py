@@ -12,14 +12,9 @@ import jax.numpy as jnp
 
 from kernels_pallas import device
 from kernels_pallas.delta_chunk import algebra, bwd
+from kernels_pallas.kalman_chunk import chunks
 from kernels_pallas.kalman_chunk.chunks import Tokens, Vectors, stack
 from kernels_pallas.kalman_chunk.config import Config
-
-DIMS = (64, 128)
-"""Key dims that the kernels take; smaller ones are padded to the next."""
-
-BAND = 64
-"""Value channels that a program of the kernels takes; fewer are padded."""
 
 Passed = tuple[jax.Array, jax.Array]
 """Reads [B, N, L, H, M] in the dtype of values, and the last memory [B, H, 1, D, M]."""
@@ -40,9 +35,7 @@ def _forward(
 
         rows, interpret = stack(vectors), config.interpret
         inverse = fwd.run_inverse(tokens.keys, rows, parts=config.parts, interpret=interpret)
-        first = jnp.stack(
-            tiles.split_in_xla(memory.reshape(-1, *memory.shape[3:]), config.parts), axis=1
-        )
+        first = tiles.parts_of(memory, config.parts)
         read, entries = reads.run_reads(tokens, rows, inverse, None, first, interpret=interpret)
         last = tiles.join_in_xla(entries[:, -1], axis=1).reshape(memory.shape)
         return (read, last), (inverse, entries)
@@ -95,36 +88,21 @@ def cut(inputs: Any, config: Config) -> tuple[Tokens, Vectors, jax.Array]:
       inputs: as in `run_tokens`.
       config: tuning values.
     """
-    dim, width = inputs.memory.shape[-2:]
-    more_dim = more_width = 0
-    if config.kernel:
-        more_dim = min(size for size in DIMS if size >= dim) - dim
-        more_width = -width % BAND
-
-    def tail(x: jax.Array, more: int = 0) -> jax.Array:
-        """[B, T, ...] -> [B, N, L, ...], the tail padded, and the last axis by `more`."""
-        batch, steps = x.shape[:2]
-        missing = -steps % config.length
-        widths = [(0, 0), (0, missing)] + [(0, 0)] * (x.ndim - 2)
-        widths[-1] = (0, more) if x.ndim == 4 else widths[-1]
-        x = jnp.pad(x, widths)
-        return x.reshape(batch, -1, config.length, *x.shape[2:])
-
-    def last(x: jax.Array) -> jax.Array:
-        """[B, N, L, H] -> [B, N, H, L]."""
-        return jnp.swapaxes(x, 2, 3)
-
+    more_dim, more_width = chunks.missing(*inputs.memory.shape[-2:]) if config.kernel else (0, 0)
+    tokens = functools.partial(chunks.cut, length=config.length)
+    numbers = functools.partial(chunks.cut_numbers, length=config.length)
     dtype = jnp.bfloat16 if config.kernel else inputs.k.dtype
-    tokens = Tokens(
-        tail(inputs.q.astype(dtype), more_dim),
-        tail(inputs.k.astype(dtype), more_dim),
-        tail(inputs.v.astype(dtype), more_width),
-    )
-    starts = None if inputs.starts is None else tail(inputs.starts)
-    log_decay, beta = last(tail(inputs.log_decay[..., 0])), last(tail(inputs.beta))
-    vectors = algebra.make_vectors(log_decay, beta, starts)
+    starts = None if inputs.starts is None else tokens(inputs.starts, fill=False)
     memory = jnp.pad(inputs.memory, ((0, 0), (0, 0), (0, more_dim), (0, more_width)))
-    return tokens, vectors, memory[:, :, None]
+    return (
+        Tokens(
+            tokens(inputs.q.astype(dtype), more=more_dim),
+            tokens(inputs.k.astype(dtype), more=more_dim),
+            tokens(inputs.v.astype(dtype), more=more_width),
+        ),
+        algebra.make_vectors(numbers(inputs.log_decay[..., 0]), numbers(inputs.beta), starts),
+        memory[:, :, None],
+    )
 
 
 def run_tokens(inputs: Any, config: Config) -> tuple[jax.Array, jax.Array]:
@@ -173,6 +151,6 @@ def require_supported(backend: str, inputs: Any, narrow: bool) -> None:
     if inputs.log_decay.shape[-1] != 1:
         missing.append("has one decay a head, not one a key dim")
     batch, _, heads, dim = inputs.k.shape
-    if not 0 < dim <= DIMS[-1]:
-        missing.append(f"has key dims up to {DIMS[-1]}, and D={dim} was found")
+    if not 0 < dim <= chunks.DIMS[-1]:
+        missing.append(f"has key dims up to {chunks.DIMS[-1]}, and D={dim} was found")
     device.require(backend, missing, inputs, batch * heads, narrow)

@@ -12,8 +12,16 @@ from jax.experimental.mosaic.gpu import utils as mgpu_utils
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxlib.mlir import ir
 
-from kernels_pallas.kalman_chunk import panels, tiles
-from kernels_pallas.kalman_chunk.panels import arith
+from kernels_pallas.kalman_chunk import tiles
+from kernels_pallas.kalman_chunk.registers import (
+    arith,
+    bf16_parts,
+    i32,
+    load4,
+    multiply_subtract,
+    store_wide,
+    this_thread,
+)
 
 HALF = tiles.LENGTH // 2
 """Rows of a block: 32, the threads of a warp."""
@@ -28,19 +36,19 @@ def _solve_row(minus: ir.Value, thread: ir.Value) -> list[ir.Value]:
     Each entry, once it is known, is taken into all entries right of it, which do not depend on
     each other.
     """
-    block, own = arith.shrui(thread, panels._i32(5)), arith.andi(thread, panels._i32(HALF - 1))
-    start = arith.muli(block, panels._i32(HALF * PITCH + HALF))
+    block, own = arith.shrui(thread, i32(5)), arith.andi(thread, i32(HALF - 1))
+    start = arith.muli(block, i32(HALF * PITCH + HALF))
     zero, one = (arith.constant(ir.F32Type.get(), x) for x in (0.0, 1.0))
     row = []
     for j in range(HALF):
-        mine = arith.cmpi(arith.CmpIPredicate.eq, own, panels._i32(j))
+        mine = arith.cmpi(arith.CmpIPredicate.eq, own, i32(j))
         row.append(arith.select(mine, one, zero))
     for i in range(HALF - 1):
         for quarter in range((i + 1) // 4, HALF // 4):
-            place = arith.addi(start, panels._i32(i * PITCH + 4 * quarter))
-            for j, factor in enumerate(panels._load4(minus, place), 4 * quarter):
+            place = arith.addi(start, i32(i * PITCH + 4 * quarter))
+            for j, factor in enumerate(load4(minus, place), 4 * quarter):
                 if j > i:
-                    row[j] = panels._multiply_subtract(row[j], factor, row[i])
+                    row[j] = multiply_subtract(row[j], factor, row[i])
     return row
 
 
@@ -49,26 +57,26 @@ def solve_halves(minus: Any, inverse: list[Any]) -> None:
 
     Args:
       minus: [64, PITCH] float32 in shared memory, strictly upper triangular in columns 0..63.
-      inverse: parts [64, 64] bfloat16 as `panels.WIDE` whose sum gets the two inverses, and 0
+      inverse: parts [64, 64] bfloat16 as `tiles.WIDE` whose sum gets the two inverses, and 0
         elsewhere.
     """
-    wides = (plgpu.RefType(panels.WIDE),) * len(inverse)
+    wides = (plgpu.RefType(tiles.WIDE),) * len(inverse)
 
     @plgpu.inline_mgpu(arg_types=(plgpu.RefType(), wides))
     def run(_, minus, inverse):
         source, *parts = map(mgpu_utils.memref_ptr, (minus, *inverse))
-        thread = panels._thread()
-        with mgpu_utils.when(arith.cmpi(arith.CmpIPredicate.ult, thread, panels._i32(2 * HALF))):
-            split = [panels._bf16_parts(x, len(parts)) for x in _solve_row(source, thread)]
-            here = arith.muli(arith.shrui(thread, panels._i32(5)), panels._i32(HALF // 8))
-            beside = arith.subi(panels._i32(HALF // 8), here)
+        thread = this_thread()
+        with mgpu_utils.when(arith.cmpi(arith.CmpIPredicate.ult, thread, i32(2 * HALF))):
+            split = [bf16_parts(x, len(parts)) for x in _solve_row(source, thread)]
+            here = arith.muli(arith.shrui(thread, i32(5)), i32(HALF // 8))
+            beside = arith.subi(i32(HALF // 8), here)
             zeros = [arith.constant(ir.BF16Type.get(), 0.0)] * 8
             for i, matrix in enumerate(parts):
                 for eighth in range(HALF // 8):
-                    place = panels._i32(eighth)
+                    place = i32(eighth)
                     values = [x[i] for x in split[8 * eighth : 8 * eighth + 8]]
-                    panels._store_wide(matrix, thread, arith.addi(here, place), values)
-                    panels._store_wide(matrix, thread, arith.addi(beside, place), zeros)
+                    store_wide(matrix, thread, arith.addi(here, place), values)
+                    store_wide(matrix, thread, arith.addi(beside, place), zeros)
 
     run(minus, tuple(inverse))
 

@@ -19,11 +19,6 @@ from kernels_pallas.kalman_chunk.config import Config
 from kernels_pallas.kalman_chunk.fwd import Parts
 
 
-def _chain_start(x: jax.Array, parts: int) -> jax.Array:
-    """Parts [B H G, parts, D, K] of a cotangent [B, H, G, D, K]."""
-    return jnp.stack(tiles.split_in_xla(x.reshape(-1, *x.shape[-2:]), parts), axis=1)
-
-
 def _chain_end(exits: jax.Array, lead: tuple[int, ...]) -> jax.Array:
     """The cotangent before the first chunk, [B, H, G, D, K]."""
     return tiles.join_in_xla(exits[:, 0], axis=1).reshape(*lead, *exits.shape[-2:])
@@ -58,13 +53,13 @@ def backward(
     before = back_transitions.run_before(
         tokens, reads_ct, rows, inverse, writes, means, interpret=plain
     )
-    start = _chain_start(mean_ct, config.parts)
+    start = tiles.parts_of(mean_ct, config.parts)
     means_ct = reverse.run_reverse(before.transition, before.own, start, both=False)
     mean = back_means.run_means(
         tokens, rows, inverse, writes, means, means_ct, before, interpret=plain
     )
     joint = back_joints.run_joints(tokens.keys, rows, inverse, covs, mean, interpret=plain)
-    start = _chain_start(0.5 * (cov_ct + jnp.swapaxes(cov_ct, -1, -2)), config.parts)
+    start = tiles.parts_of(0.5 * (cov_ct + jnp.swapaxes(cov_ct, -1, -2)), config.parts)
     covs_ct = reverse.run_reverse(before.transition, joint.own, start, both=True)
     after = back_covs.run_covs(
         tokens.keys, rows, vectors.obs_var, before.gain, covs, covs_ct, (mean, joint),

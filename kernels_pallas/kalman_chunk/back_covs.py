@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from kernels_pallas.kalman_chunk import algebra, panels, tiles
+from kernels_pallas.kalman_chunk import algebra, tiles, warpgroups
 from kernels_pallas.kalman_chunk.back_joints import Joints, key_cov
 from kernels_pallas.kalman_chunk.back_means import Means
 from kernels_pallas.kalman_chunk.back_transitions import LN2
@@ -71,7 +71,7 @@ def _covs_body(
         """The sum of both warpgroups' shares of Sb."""
         if team > 1:
             held[member][1][0][...] = joint_ct
-        tiles.meet(met)
+        warpgroups.meet(met)
         return joint_ct + tiles.read(held[1 - member][1][0]) if team > 1 else joint_ct
 
     def finish_exit():
@@ -163,7 +163,7 @@ def _covs_body(
             for i, number in enumerate(found):
                 numbers[i] = number
         own = own + tiles.straight(given_gm.at[program, chunk, :, part])
-        tiles.meet(met)
+        warpgroups.meet(met)
         if last:
             if team > 1:
                 given = [tiles.read(numbers.at[i], tiles.LAYOUT.reduce(1)) for i in range(4)]
@@ -178,7 +178,7 @@ def _covs_body(
         tiles.emit(keys_ct_gm.at[batch, chunk, :, place, part], staged, own)
         plgpu.wait_smem_to_gmem(0)
 
-    tiles.split_up(team, run)
+    warpgroups.split_up(team, run)
 
 
 def run_covs(
@@ -210,7 +210,7 @@ def run_covs(
     f32 = jnp.float32
 
     def wide(height, width=dim):
-        return plgpu.SMEM((height, width), jnp.bfloat16, transforms=panels.WIDE)
+        return plgpu.SMEM((height, width), jnp.bfloat16, transforms=tiles.WIDE)
 
     team = dim // BAND
     sent = [[tiles.wide_float32()]] if team > 1 else []
@@ -225,7 +225,7 @@ def run_covs(
         plgpu.SMEM((4, LENGTH), f32) if team > 1 else [],
         plgpu.Barrier(num_arrivals=3 + 2 * parts),
         plgpu.Barrier(num_arrivals=parts),
-        tiles.meeting(team),
+        warpgroups.meeting(team),
     ]
     shape, lead = jax.ShapeDtypeStruct, (programs, chunks)
     out = [
@@ -233,8 +233,8 @@ def run_covs(
         shape((*lead, 7, LENGTH), f32),
     ]
     body = functools.partial(_covs_body, groups=places // heads, plain=interpret)
-    kernel = tiles.mosaic_kernel(
-        body, out, scratch, grid=lead, grid_names=("program", "chunk"), **tiles.members(team)
+    kernel = warpgroups.mosaic_kernel(
+        body, out, scratch, grid=lead, grid_names=("program", "chunk"), **warpgroups.members(team)
     )
     means, joints = given
     return Covs(

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from kernels_pallas.kalman_chunk import panels, tiles
+from kernels_pallas.kalman_chunk import tiles, warpgroups
 from kernels_pallas.kalman_chunk.back_means import Means
 from kernels_pallas.kalman_chunk.back_transitions import LN2
 from kernels_pallas.kalman_chunk.chunks import ENTRY, NOISE
@@ -159,7 +159,7 @@ def run_joints(
     f32 = jnp.float32
 
     def wide(height, width):
-        return plgpu.SMEM((height, width), jnp.bfloat16, transforms=panels.WIDE)
+        return plgpu.SMEM((height, width), jnp.bfloat16, transforms=tiles.WIDE)
 
     held: Any
     tall, square = [wide(LENGTH, dim)] * parts, [wide(LENGTH, LENGTH)] * parts
@@ -183,5 +183,7 @@ def run_joints(
     ]
     groups = programs // (batch * heads)
     body = functools.partial(_joints_body, heads=heads, groups=groups, plain=interpret)
-    kernel = tiles.mosaic_kernel(body, out, scratch, grid=lead, grid_names=("program", "chunk"))
+    kernel = warpgroups.mosaic_kernel(
+        body, out, scratch, grid=lead, grid_names=("program", "chunk")
+    )
     return Joints(*kernel(keys, rows, inverse, covs, means.inverse_ct, means.writes_ct))

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from kernels_pallas.kalman_chunk import panels, tiles
+from kernels_pallas.kalman_chunk import tiles, warpgroups
 from kernels_pallas.kalman_chunk.back_transitions import Before
 from kernels_pallas.kalman_chunk.chunks import COARSE, ENTRY, TO_END, Tokens
 from kernels_pallas.kalman_chunk.tiles import BAND, LENGTH
@@ -181,7 +181,7 @@ def _means_body(
             if member == 1:
                 for i, number in enumerate(rest[1:]):
                     numbers[i] = number
-        tiles.meet(met)
+        warpgroups.meet(met)
         if other_has:
             of_writes, of_inverse, of_through, numbers = held[1 - member].sent
             writes_ct = tiles.plus(writes_ct, tiles.read(of_writes))
@@ -210,7 +210,7 @@ def _means_body(
                 vectors_ct_gm.at[program, chunk, index][...] = number
         plgpu.wait_smem_to_gmem(0)
 
-    tiles.split_up(team, run)
+    warpgroups.split_up(team, run)
 
 
 def run_means(
@@ -242,7 +242,7 @@ def run_means(
     bf16, f32 = jnp.bfloat16, jnp.float32
 
     def wide(height, width):
-        return plgpu.SMEM((height, width), bf16, transforms=panels.WIDE)
+        return plgpu.SMEM((height, width), bf16, transforms=tiles.WIDE)
 
     def of_band():
         """For a warpgroup; where there are two, little room is left."""
@@ -262,7 +262,7 @@ def run_means(
         [of_band() for _ in range(team)],
         plgpu.Barrier(num_arrivals=2 + 2 * parts),
         plgpu.Barrier(num_arrivals=1 + 2 * parts, num_barriers=team),
-        tiles.meeting(team),
+        warpgroups.meeting(team),
     ]
     shape, lead = jax.ShapeDtypeStruct, (programs, chunks)
     out = [
@@ -273,14 +273,14 @@ def run_means(
         shape((*lead, 3, LENGTH), f32),
     ]
     body = functools.partial(_means_body, groups=places // heads, plain=interpret)
-    kernel = tiles.mosaic_kernel(
+    kernel = warpgroups.mosaic_kernel(
         body,
         out,
         scratch,
         grid=lead,
         grid_names=("program", "chunk"),
         sum_bytes=2048 // team,
-        **tiles.members(team),
+        **warpgroups.members(team),
     )
     given = before.weighted, before.writes_ct
     return Means(

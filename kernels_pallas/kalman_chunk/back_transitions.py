@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from kernels_pallas.kalman_chunk import panels, tiles
+from kernels_pallas.kalman_chunk import tiles, warpgroups
 from kernels_pallas.kalman_chunk.chunks import COARSE, ENTRY, NOISE, TO_END, Tokens
 from kernels_pallas.kalman_chunk.tiles import BAND, LENGTH
 
@@ -65,7 +65,7 @@ def _gain_of_keys(chunk: Chunk, held: list[Band], member: int, plain: bool) -> t
     key = chunk.keys.at[:, tiles.bands(chunk.keys.shape[1])[member]]
     found = tiles.register_product(left, len(chunk.inverse), [key], False, plain)
     tiles.store(held[member].second, found)
-    tiles.meet(chunk.met)
+    warpgroups.meet(chunk.met)
     return [here.second for here in held], [key]
 
 
@@ -81,7 +81,7 @@ def _gain_of_writes(chunk: Chunk, held: list[Band], member: int, out: Any) -> tu
     gain = tiles.product(SQUARE, (chunk.inverse, own))
     plgpu.commit_smem()
     tiles.store(own, gain)
-    tiles.meet(chunk.met)
+    warpgroups.meet(chunk.met)
     for i in range(member, len(chunk.writes), len(held)):
         plgpu.copy_smem_to_gmem(chunk.writes[i], out.at[i])
     return [tiles.columns(chunk.writes, part) for part in parts], aged
@@ -199,7 +199,7 @@ def _before_body(
             to_band[...] = through[other]
             if other == 0:
                 to_weights[...] = weights_ct
-        tiles.meet(met)
+        warpgroups.meet(met)
         through = through[member]
         if tiles.bands(width)[other::team]:
             of_band, of_weights = held[other].sent
@@ -232,7 +232,7 @@ def _before_body(
             reverse_weights(weights, weights_ct, decay)
         else:
             rows[COARSE] = entry_ct  # whose place is free
-        tiles.meet(met)
+        warpgroups.meet(met)
         if member == 0:
             if team > 1:
                 entry_ct = entry_ct + tiles.read(rows.at[COARSE], tiles.LAYOUT.reduce(1))
@@ -249,7 +249,7 @@ def _before_body(
         _transition(shared, here.mean, member, *gain, transition_gm.at[program, chunk])
         plgpu.wait_smem_to_gmem(0)
 
-    tiles.split_up(team, run)
+    warpgroups.split_up(team, run)
 
 
 def run_before(
@@ -280,7 +280,7 @@ def run_before(
     bf16, f32 = jnp.bfloat16, jnp.float32
 
     def wide(height, width):
-        return plgpu.SMEM((height, width), bf16, transforms=panels.WIDE)
+        return plgpu.SMEM((height, width), bf16, transforms=tiles.WIDE)
 
     team = dim // BAND
     sent = [(tiles.wide_float32(),) * 2] if team > 1 else []
@@ -294,7 +294,7 @@ def run_before(
         [(wide(LENGTH, BAND), plgpu.RefUnion([wide(dim, BAND)] * parts, *sent), low, low)] * team,
         plgpu.Barrier(num_arrivals=3 + parts + stored),
         plgpu.Barrier(num_arrivals=2 + parts, num_barriers=team),
-        tiles.meeting(team),
+        warpgroups.meeting(team),
     ]
     shape = jax.ShapeDtypeStruct
     lead = programs, chunks
@@ -308,8 +308,8 @@ def run_before(
         shape((*lead, 3, LENGTH), f32),
     ]
     body = functools.partial(_before_body, groups=places // heads, plain=interpret)
-    options = {"sum_bytes": 2048 // team, **tiles.members(team)}  # two leave little room
-    kernel = tiles.mosaic_kernel(
+    options = {"sum_bytes": 2048 // team, **warpgroups.members(team)}  # two leave little room
+    kernel = warpgroups.mosaic_kernel(
         body, out, scratch, grid=lead, grid_names=("program", "chunk"), **options
     )
     given = tokens.keys if writes is None else writes

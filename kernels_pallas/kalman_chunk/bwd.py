@@ -96,7 +96,7 @@ def walk_back(
     return jax.lax.scan(step, last, (transition, own), reverse=True)
 
 
-def _mean_reverse(
+def mean_reverse(
     chunks: Chunks, reads_ct: jax.Array, mean_ct: jax.Array
 ) -> tuple[Terms, jax.Array, jax.Array, jax.Array]:
     """Reverses reads and mean chain.
@@ -256,7 +256,7 @@ def backward(
     """
     gain, transition = gains(terms, factors, precision)
     chunks = Chunks(terms, factors, mean, gain, transition, precision, walk)
-    from_mean, inverse_ct, writes_ct, mean_ct = _mean_reverse(
+    from_mean, inverse_ct, writes_ct, mean_ct = mean_reverse(
         chunks, cotangents.reads, cotangents.mean
     )
     if cotangents.writes is not None:

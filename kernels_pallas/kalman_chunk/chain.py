@@ -17,7 +17,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from kernels_pallas.kalman_chunk import algebra, panels, tiles
+from kernels_pallas.kalman_chunk import algebra, panels, tiles, warpgroups
 from kernels_pallas.kalman_chunk.chunks import COARSE, ENTRY, FINE, NOISE, TO_END
 from kernels_pallas.kalman_chunk.tiles import LAYOUT, LENGTH
 
@@ -88,26 +88,13 @@ def _fetch(gm: Arrays, held: Held, at: Program, chunk: Any) -> None:
         plgpu.copy_gmem_to_smem(source, target, held.loaded)
 
 
-def _meet(held: Held) -> None:
-    """Waits for the other warpgroup; what either has stored is seen by both."""
-    plgpu.commit_smem()
-    plgpu.barrier_arrive(held.met)
-    plgpu.barrier_wait(held.met)
-
-
-def _diagonal(shape: tuple[int, int]) -> tuple[jax.Array, jax.Array]:
-    """Row and column of each entry."""
-    row = plgpu.broadcasted_iota(jnp.int32, shape, 0, layout=LAYOUT)
-    return row, plgpu.broadcasted_iota(jnp.int32, shape, 1, layout=LAYOUT)
-
-
 def _gram(held: Held, vectors: Any) -> jax.Array:
     """Covariance of the values that noise within the chunk makes, ratio_ij n_j k_i . k_j."""
     overlap = tiles.product(SQUARE, ([held.keys], [tiles.transposed(held.keys)]))
-    row, column = _diagonal(SQUARE)
+    row, column = tiles.places()
     noise = vectors.at[NOISE]
     noise = jnp.where(row >= column, tiles.across(noise, SQUARE), tiles.down(noise, SQUARE))
-    return overlap * noise * jnp.exp2(-jnp.abs(tiles.span(vectors, SQUARE)))
+    return overlap * noise * tiles.decays(vectors)
 
 
 def _half_of_joint(held: Held, at: Program, vectors: Any) -> jax.Array:
@@ -129,7 +116,7 @@ def _half_of_joint(held: Held, at: Program, vectors: Any) -> jax.Array:
 def _finish_joint(held: Held, s: jax.Array, own: Any) -> None:
     """Leaves S in `joint`: with what the other warpgroup adds, and the readings' own noise."""
     s = s + tiles.read(held.share.at[:, :LENGTH])
-    row, column = _diagonal(SQUARE)
+    row, column = tiles.places()
     # Its own noise is raised to the floor of what a reading's variance then is.
     noise = tiles.down(own, SQUARE)
     noise = jnp.maximum(noise, jnp.float32(algebra.NOISE_FLOOR * 2.0**-23) * (s + noise))
@@ -187,7 +174,7 @@ def _half_of_inverse(held: Held, at: Program, vectors: Any) -> None:
             panels.take_inverse_plainly(*given, at.half)
         else:
             panels.take_inverse(*given, held.keys.shape[1] // 2, at.half)
-        _meet(held)
+        warpgroups.meet([held.met])
 
 
 def _half_of_gain(gm: Arrays, held: Held, at: Program, vectors: Any, chunk: Any) -> None:
@@ -198,7 +185,7 @@ def _half_of_gain(gm: Arrays, held: Held, at: Program, vectors: Any, chunk: Any)
     writes = held.writes[at.half * count : (at.half + 1) * count]
     with jax.named_scope("u"):
         u = tiles.product(shape, ([tiles.transposed(part) for part in held.aged], carried))
-        _meet(held)  # `writes` and `gain` take the place of `aged`
+        warpgroups.meet([held.met])  # `writes` and `gain` take the place of `aged`
     with jax.named_scope("u store"):
         to_end = tiles.down(vectors.at[TO_END], shape)
         tiles.store(writes, u)
@@ -237,7 +224,7 @@ def _half_of_update(held: Held, at: Program, vectors: Any) -> None:
         )
         change = tiles.product(shape, (gain, right[0]))
         change = change + tiles.mirrored_product(shape, inner, right[1])
-        row, column = _diagonal(shape)
+        row, column = tiles.places(shape)
         here = row + start == column + at.half * (dim // 2)
         cov = [part.at[rows, mine] for part in held.cov]
         prior = tiles.load(cov) * (total * total) + jnp.where(here, noise, jnp.float32(0.0))
@@ -287,10 +274,10 @@ def run(gm: Arrays, held: Held, at: Program) -> None:
         send(held.inverse, gm.inverse.at[at.program, chunk])
         _half_of_gain(gm, held, at, vectors, chunk)
         plgpu.wait_smem_to_gmem(0)  # of what the update and the next chunk overwrite
-        _meet(held)
+        warpgroups.meet([held.met])
         with jax.named_scope("update"):
             _half_of_update(held, at, vectors)
-            _meet(held)
+            warpgroups.meet([held.met])
         return gram
 
     if leads:

@@ -51,6 +51,39 @@ ENTRY, TO_END, COARSE, FINE, NOISE = range(5)
 """Rows of the array [B, N, H, 5, L] that kernels take; see `stack`."""
 
 
+DIMS = (64, 128)
+"""Key dims that the kernels take; others are padded with zeros, which no read and no write sees."""
+
+BAND = 64
+"""Columns that one product of the kernels makes; channels of a group are padded to a multiple."""
+
+
+def missing(dim: int, width: int) -> tuple[int, int]:
+    """How many key dims, and value channels of a group, have to be added for the kernels."""
+    return min(size for size in DIMS if size >= dim) - dim, -width % BAND
+
+
+def cut(x: jax.Array, length: int, fill: float = 0.0, more: int = 0) -> jax.Array:
+    """Cuts tokens into chunks: [B, T, ...] -> [B, N, L, ...], the tail padded.
+
+    Args:
+      x: [B, T, ...].
+      length: L.
+      fill: of the padding.
+      more: channels that are added to vectors [B, T, H, ...].
+    """
+    batch, steps = x.shape[:2]
+    widths = [(0, 0), (0, -steps % length)] + [(0, 0)] * (x.ndim - 2)
+    widths[-1] = (0, more) if x.ndim == 4 else widths[-1]
+    x = jnp.pad(x, widths, constant_values=fill)
+    return x.reshape(batch, -1, length, *x.shape[2:])
+
+
+def cut_numbers(x: jax.Array, length: int, fill: float = 0.0) -> jax.Array:
+    """Cuts numbers of tokens into chunks: [B, T, H] -> [B, N, H, L], the tail padded."""
+    return jnp.swapaxes(cut(x, length, fill), 2, 3)
+
+
 def stack(vectors: Vectors) -> jax.Array:
     """Returns the vectors that all noise groups share as one array [B, N, H, 5, L]."""
     return jnp.stack(vectors[:5], axis=-2)

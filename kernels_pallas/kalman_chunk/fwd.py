@@ -14,7 +14,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from kernels_pallas.kalman_chunk import chain, panels, tiles
+from kernels_pallas.kalman_chunk import chain, panels, tiles, warpgroups
 from kernels_pallas.kalman_chunk.algebra import Factors, transpose
 from kernels_pallas.kalman_chunk.chunks import Vectors, stack
 from kernels_pallas.kalman_chunk.config import Config
@@ -66,7 +66,7 @@ def run_chain(
 
     def halves(height, width=dim):
         """A matrix for wgmma, of which a warpgroup may take half of D columns."""
-        return [plgpu.SMEM((height, width), bf16, transforms=panels.wide(dim // 2))] * parts
+        return [plgpu.SMEM((height, width), bf16, transforms=tiles.wide(dim // 2))] * parts
 
     square = halves(LENGTH, LENGTH)
     panel = (LENGTH // panels.WIDTH, LENGTH, panels.WIDTH)
@@ -97,7 +97,7 @@ def run_chain(
         jax.ShapeDtypeStruct((programs, chunks, parts, LENGTH, dim), bf16),
         jax.ShapeDtypeStruct((programs, chunks + 1, parts, dim, dim), bf16),
     ]
-    return tiles.mosaic_kernel(
+    return warpgroups.mosaic_kernel(
         body,
         out,
         scratch,
@@ -131,7 +131,7 @@ def covariance_chain(
       [B H G, N + 1, parts, D, D], as the kernel stores them.
     """
     cov = 0.5 * (cov + transpose(cov))
-    first = jnp.stack(tiles.split_in_xla(cov.reshape(-1, *cov.shape[-2:]), config.parts), axis=1)
+    first = tiles.parts_of(cov, config.parts)
     inverse, writes, covs = run_chain(
         keys, stack(vectors), vectors.obs_var, first, interpret=config.interpret
     )

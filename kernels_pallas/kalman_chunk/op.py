@@ -16,12 +16,6 @@ from kernels_pallas.kalman_chunk.algebra import Factors
 from kernels_pallas.kalman_chunk.chunks import Tokens, Vectors
 from kernels_pallas.kalman_chunk.config import Config
 
-DIMS = (64, 128)
-"""Key dims that the kernels take; others are padded with zeros, which no read and no write sees."""
-
-BAND = 64
-"""Value channels that a program of the kernels takes; a group is padded to a multiple."""
-
 LEAST_WIDTH = 16
 """Value channels of a group below which most of the work would be on padding."""
 
@@ -142,11 +136,9 @@ pass_chunks.defvjp(_pass_forward, _pass_backward, symbolic_zeros=True)
 
 
 def _missing(inputs: Any, config: Config) -> tuple[int, int]:
-    """How many key dims, and value channels of a group, are added: kernels take some sizes only."""
+    """How many key dims, and value channels of a group, are added."""
     dim, width = inputs.cov.shape[-1], inputs.mean.shape[-1]
-    if not config.kernel:
-        return 0, 0
-    return min(size for size in DIMS if size >= dim) - dim, -width % BAND
+    return chunks.missing(dim, width) if config.kernel else (0, 0)
 
 
 def cut(inputs: Any, config: Config) -> tuple[Tokens, Vectors]:
@@ -157,35 +149,22 @@ def cut(inputs: Any, config: Config) -> tuple[Tokens, Vectors]:
       config: tuning values.
     """
     more_dim, more_width = _missing(inputs, config)
-
-    def tail(x: jax.Array, fill: float = 0.0, more: int = 0) -> jax.Array:
-        """[B, T, ...] -> [B, N, L, ...], the tail padded, and the last axis by `more`."""
-        batch, steps = x.shape[:2]
-        widths = [(0, 0), (0, -steps % config.length)] + [(0, 0)] * (x.ndim - 2)
-        widths[-1] = (0, more) if x.ndim == 4 else widths[-1]
-        x = jnp.pad(x, widths, constant_values=fill)
-        return x.reshape(batch, -1, config.length, *x.shape[2:])
-
-    def last(x: jax.Array) -> jax.Array:
-        """[B, N, L, H] -> [B, N, H, L]."""
-        return jnp.swapaxes(x, 2, 3)
-
+    tokens = functools.partial(chunks.cut, length=config.length)
+    numbers = functools.partial(chunks.cut_numbers, length=config.length)
     dtype = jnp.bfloat16 if config.kernel else inputs.k.dtype
     batch, steps, heads, groups, width = inputs.v.shape
-    tokens = Tokens(
-        tail(inputs.q.astype(dtype), more=more_dim),
-        tail(inputs.k.astype(dtype), more=more_dim),
-        tail(inputs.v.reshape(batch, steps, heads * groups, width).astype(dtype), more=more_width),
-    )
-    obs_var = tail(inputs.obs_var.reshape(batch, steps, heads * groups), fill=1.0)
-    vectors = chunks.make_vectors(
-        last(tail(inputs.log_decay[..., 0])),
-        last(tail(inputs.process_var)),
-        last(obs_var),
+    values = inputs.v.reshape(batch, steps, heads * groups, width)
+    return Tokens(
+        tokens(inputs.q.astype(dtype), more=more_dim),
+        tokens(inputs.k.astype(dtype), more=more_dim),
+        tokens(values.astype(dtype), more=more_width),
+    ), chunks.make_vectors(
+        numbers(inputs.log_decay[..., 0]),
+        numbers(inputs.process_var),
+        numbers(inputs.obs_var.reshape(batch, steps, heads * groups), fill=1.0),
         inputs.prior_var,
-        None if inputs.starts is None else tail(inputs.starts, fill=False),
+        None if inputs.starts is None else tokens(inputs.starts, fill=False),
     )
-    return tokens, vectors
 
 
 def filter_tokens(inputs: Any, config: Config) -> Filtered:
@@ -250,8 +229,8 @@ def require_supported(backend: str, inputs: Any, narrow: bool) -> None:
         missing.append("has one decay a head, not one a key dim")
     batch, _, heads, groups, width = inputs.v.shape
     dim = inputs.k.shape[-1]
-    if not 0 < dim <= DIMS[-1]:
-        missing.append(f"has key dims up to {DIMS[-1]}, and D={dim} was found")
+    if not 0 < dim <= chunks.DIMS[-1]:
+        missing.append(f"has key dims up to {chunks.DIMS[-1]}, and D={dim} was found")
     if width < LEAST_WIDTH:
         missing.append(
             f"has groups of {LEAST_WIDTH} value channels or more, and M/G={width} was found"

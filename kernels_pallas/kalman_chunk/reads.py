@@ -14,11 +14,11 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from kernels_pallas.kalman_chunk import panels, tiles
+from kernels_pallas.kalman_chunk import tiles, warpgroups
 from kernels_pallas.kalman_chunk.chunks import ENTRY, NOISE, TO_END, Tokens, Vectors, stack
 from kernels_pallas.kalman_chunk.config import Config
 from kernels_pallas.kalman_chunk.fwd import Parts
-from kernels_pallas.kalman_chunk.tiles import BAND, LAYOUT, LENGTH
+from kernels_pallas.kalman_chunk.tiles import BAND, LENGTH
 
 TALL, SQUARE = (LENGTH, BAND), (LENGTH, LENGTH)
 
@@ -164,10 +164,8 @@ def _read(gm: Arrays, held: Held, at: Program) -> None:
     def weights(vectors, slot):
         """W_ij = q_i . U_j, times the decay from j to i, for j <= i."""
         overlap = tiles.product(SQUARE, ([held.queries], _written(held, slot)))
-        row = plgpu.broadcasted_iota(jnp.int32, SQUARE, 0, layout=LAYOUT)
-        column = plgpu.broadcasted_iota(jnp.int32, SQUARE, 1, layout=LAYOUT)
-        decay = jnp.exp2(-jnp.abs(tiles.span(vectors, SQUARE)))
-        return jnp.where(row >= column, overlap * decay, jnp.float32(0.0))
+        row, column = tiles.places()
+        return jnp.where(row >= column, overlap * tiles.decays(vectors), jnp.float32(0.0))
 
     def step(chunk, _):
         slot = lax.rem(chunk, 2)
@@ -248,7 +246,7 @@ def run_reads(
     stored = 0 if writes is None else parts
 
     def wide(*shape):
-        return plgpu.SMEM(shape, bf16, transforms=panels.WIDE)
+        return plgpu.SMEM(shape, bf16, transforms=tiles.WIDE)
 
     scratch = [
         wide(LENGTH, dim),
@@ -275,7 +273,7 @@ def run_reads(
     ]
     grid = (programs, width // BAND)
     threads = {"num_threads": 2, "thread_name": "work"}
-    return tiles.mosaic_kernel(
+    return warpgroups.mosaic_kernel(
         body, out, scratch, grid=grid, grid_names=("program", "band"), **threads
     )(*tokens, rows, inverse, tokens.keys if writes is None else writes, first)
 
@@ -296,7 +294,7 @@ def read_chunks(
       Reads [B, N, L, H G, m] bfloat16, and parts of the means at chunk entries and at the end
       [B H G, N + 1, parts, D, m], as the kernel stores them.
     """
-    first = jnp.stack(tiles.split_in_xla(mean.reshape(-1, *mean.shape[-2:]), config.parts), axis=1)
+    first = tiles.parts_of(mean, config.parts)
     return run_reads(
         tokens, stack(vectors), factors.inverse, factors.writes, first, interpret=config.interpret
     )

@@ -14,7 +14,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from kernels_pallas.kalman_chunk import panels, tiles
+from kernels_pallas.kalman_chunk import tiles, warpgroups
 from kernels_pallas.kalman_chunk.tiles import BAND
 
 
@@ -60,7 +60,7 @@ def _reverse_body(
                 through = tiles.product((dim, BAND), (state, tiles.columns(f, band)))
                 if not apart:
                     plgpu.wait_smem_to_gmem(0, wait_read_only=True)
-                    tiles.meet(met)
+                    warpgroups.meet(met)
                 tiles.store(tiles.columns(source, band), through)
                 plgpu.commit_smem()
             right, made = tiles.columns(source, band), []
@@ -71,7 +71,7 @@ def _reverse_body(
             plgpu.wait_smem_to_gmem(0, wait_read_only=True)  # and its warps are done with `source`
             for part, share in zip(tiles.bands(dim), made, strict=True):
                 tiles.store([x.at[part, band] for x in state], share)
-            tiles.meet(met)
+            warpgroups.meet(met)
             if member == 0:
                 fetch(index + stages)
             return 0
@@ -88,7 +88,7 @@ def _reverse_body(
         emit(0)
         plgpu.wait_smem_to_gmem(0)
 
-    tiles.split_up(team, run)
+    warpgroups.split_up(team, run)
 
 
 def run_reverse(transition: jax.Array, own: jax.Array, last: jax.Array, *, both: bool) -> jax.Array:
@@ -110,7 +110,7 @@ def run_reverse(transition: jax.Array, own: jax.Array, last: jax.Array, *, both:
     stages = 2 if parts == 2 or (dim == 64 and not both) else 1
 
     def wide(*shape):
-        return [plgpu.SMEM(shape, bf16, transforms=panels.WIDE)] * parts
+        return [plgpu.SMEM(shape, bf16, transforms=tiles.WIDE)] * parts
 
     scratch: list[Any] = [
         wide(stages, dim, dim),
@@ -118,17 +118,17 @@ def run_reverse(transition: jax.Array, own: jax.Array, last: jax.Array, *, both:
         wide(dim, dim) if both and team == 1 else [],
         plgpu.Barrier(num_arrivals=parts, num_barriers=stages),
         plgpu.Barrier(num_arrivals=parts),
-        tiles.meeting(team),
+        warpgroups.meeting(team),
     ]
     body = functools.partial(_reverse_body, chunks=chunks, team=team, both=both, stages=stages)
     out = jax.ShapeDtypeStruct((programs, chunks + 1, parts, dim, own.shape[-1]), bf16)
-    kernel = tiles.mosaic_kernel(
+    kernel = warpgroups.mosaic_kernel(
         body,
         out,
         scratch,
         grid=(programs, own.shape[-1] // width),
         grid_names=("program", "band"),
-        **tiles.members(team),
+        **warpgroups.members(team),
     )
     return kernel(transition, own, last)
 
@@ -136,22 +136,14 @@ def run_reverse(transition: jax.Array, own: jax.Array, last: jax.Array, *, both:
 def walk_back(
     transition: jax.Array, own: jax.Array, last: jax.Array, both: bool, _: Any, *, parts: int
 ) -> tuple[jax.Array, jax.Array]:
-    """`bwd.walk_back` by the kernel; D and K multiples of 64.
-
-    Args:
-      transition: [N, B, H, G, D, D], F.
-      own: [N, B, H, G, D, K], what each chunk adds.
-      last: [B, H, G, D, K], after the last chunk.
-      both: whether F stands on both sides; then K = D.
-      parts: bfloat16 numbers that stand for a float32 one.
-    """
+    """`bwd.walk_back` by the kernel; D and K multiples of 64, `parts` as in `Config`."""
     lead = last.shape[:3]
     dim, width = last.shape[-2:]
 
     exits = run_reverse(
         jnp.stack(tiles.split_in_xla(tiles.by_program(transition), parts), axis=2),
         tiles.by_program(own),
-        jnp.stack(tiles.split_in_xla(last.reshape(-1, dim, width), parts), axis=1),
+        tiles.parts_of(last, parts),
         both=both,
     )
     x = tiles.join_in_xla(exits, axis=2)

@@ -6,7 +6,7 @@ survive, with 3 all.
 
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -14,34 +14,23 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from kernels_pallas.kalman_chunk.chunks import COARSE, FINE
+from kernels_pallas.kalman_chunk.chunks import BAND, COARSE, FINE
 
 LENGTH = 64
 """L, tokens in a chunk: the rows of one wgmma."""
 
 LAYOUT = plgpu.Layout.WGMMA
 
+
+def wide(columns: int) -> tuple[Any, ...]:
+    """How shared memory holds a bfloat16 matrix for wgmma that is sliced by `columns`, 32 or 64."""
+    return plgpu.TilingTransform((8, columns)), plgpu.SwizzleTransform(2 * columns)
+
+
+WIDE = wide(64)
+
 WIDE_FLOAT32 = (plgpu.TilingTransform((8, 32)), plgpu.SwizzleTransform(128))
 """How shared memory holds a float32 matrix that is copied out."""
-
-
-def mosaic_kernel(body: Callable[..., None], out: Any, scratch: Any, **options: Any) -> Any:
-    """`plgpu.kernel` with the names that this version of JAX has for outputs and scratch.
-
-    Option `sum_bytes` of shared memory are for sums over rows, which one warpgroup only may take.
-    """
-    known = inspect.signature(plgpu.kernel).parameters
-    named = {
-        "out_type" if "scratch_types" in known else "out_shape": out,
-        "scratch_types" if "scratch_types" in known else "scratch_shapes": scratch,
-    }
-    params = plgpu.CompilerParams(
-        approx_math=True,  # exp2 of a decay, to 2 ulp
-        lowering_semantics=plgpu.LoweringSemantics.Lane,
-        unsafe_no_auto_barriers=True,
-        reduction_scratch_bytes=options.pop("sum_bytes", 2048),
-    )
-    return plgpu.kernel(body, compiler_params=params, **named, **options)
 
 
 def read(ref: Any, layout: Any = LAYOUT, optimized: bool = True) -> jax.Array:
@@ -90,6 +79,11 @@ def split_in_xla(x: jax.Array, count: int) -> list[jax.Array]:
         parts.append(part.astype(jnp.bfloat16))
         x = x - part
     return parts
+
+
+def parts_of(x: jax.Array, count: int) -> jax.Array:
+    """Parts [B H G, count, D, K] of [B, H, G, D, K], as a chain of chunks begins with them."""
+    return jnp.stack(split_in_xla(x.reshape(-1, *x.shape[-2:]), count), axis=1)
 
 
 def join_in_xla(parts: jax.Array, axis: int) -> jax.Array:
@@ -220,10 +214,6 @@ def by_program(x: jax.Array) -> jax.Array:
     return jnp.moveaxis(x, 0, 3).reshape(-1, x.shape[0], *x.shape[4:])
 
 
-BAND = 64
-"""Columns that one product makes."""
-
-
 def bands(size: int) -> list[slice]:
     """Cuts an axis into bands."""
     return [slice(start, start + BAND) for start in range(0, size, BAND)]
@@ -259,11 +249,9 @@ def plus(so_far: jax.Array | None, share: jax.Array) -> jax.Array:
     return share if so_far is None else so_far + share
 
 
-def places() -> tuple[jax.Array, jax.Array]:
-    """Row and column of each entry of an [L, L] matrix."""
-    row, column = (
-        plgpu.broadcasted_iota(jnp.int32, (LENGTH, LENGTH), axis, layout=LAYOUT) for axis in (0, 1)
-    )
+def places(shape: tuple[int, int] = (LENGTH, LENGTH)) -> tuple[jax.Array, jax.Array]:
+    """Row and column of each entry of a matrix."""
+    row, column = (plgpu.broadcasted_iota(jnp.int32, shape, i, layout=LAYOUT) for i in (0, 1))
     return row, column
 
 
@@ -284,33 +272,6 @@ def emit(target: Any, staged: Any, value: jax.Array) -> None:
     staged[...] = value.astype(target.dtype)
     plgpu.commit_smem()
     plgpu.copy_smem_to_gmem(staged, target)
-
-
-def members(team: int) -> dict[str, Any]:
-    """Options of a kernel whose programs are run by `team` warpgroups."""
-    return {"num_threads": team, "thread_name": "member"} if team > 1 else {}
-
-
-def split_up(team: int, run: Callable[[int], None]) -> None:
-    """Runs `run(i)` in warpgroup i."""
-    if team == 1:
-        run(0)
-        return
-    for member in range(team):
-        pl.when(jax.lax.axis_index("member") == member)(functools.partial(run, member))
-
-
-def meeting(team: int) -> list[Any]:
-    """What the warpgroups of a program need to `meet`."""
-    return [plgpu.Barrier(num_arrivals=team)] if team > 1 else []
-
-
-def meet(met: Sequence[Any]) -> None:
-    """Waits for all warps of a program; what any has stored is seen by all."""
-    plgpu.commit_smem()
-    for barrier in met:
-        plgpu.barrier_arrive(barrier)
-        plgpu.barrier_wait(barrier)
 
 
 def wide_float32() -> Any:

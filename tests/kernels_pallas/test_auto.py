@@ -3,13 +3,13 @@
 import jax
 import jax.numpy as jnp
 import pytest
-from jax import export
 
 from bayesmem import ops
 from bayesmem.ops import linalg
 from bayesmem.ops.kalman import update
 from kernels_pallas import device
 from kernels_pallas.kalman_chunk import algebra, panels
+from tests.kernels_pallas.kernel_checks import count_kernels
 
 STRENGTHS = {"kalman_memory": ("process_var", "obs_var"), "delta_rule": ("beta",)}
 
@@ -38,10 +38,7 @@ def kernels_of(op, dtype, differentiated):
     def loss(given):
         return sum(jnp.sum(x.astype(jnp.float32)) for x in jax.tree.leaves(call(given)))
 
-    calls = [export.DisabledSafetyCheck.custom_call(f"mosaic_gpu{v}") for v in ("", "_v2")]
-    run = jax.jit(jax.grad(loss) if differentiated else call)
-    lowered = export.export(run, platforms=["cuda"], disabled_checks=calls)(arguments)
-    return lowered.mlir_module().count("custom_call @mosaic_gpu")
+    return count_kernels(jax.grad(loss) if differentiated else call, arguments)
 
 
 @pytest.mark.parametrize(

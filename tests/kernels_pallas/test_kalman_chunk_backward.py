@@ -9,13 +9,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax import export
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from kernels_pallas.kalman_chunk import algebra, back, op, tiles
 from kernels_pallas.kalman_chunk.chunks import Tokens, Vectors, expand
 from kernels_pallas.kalman_chunk.config import Config
 from kernels_pallas.kalman_chunk.fwd import Parts
+from tests.kernels_pallas.kernel_checks import assert_cotangent_close, count_kernels
 from tests.kernels_pallas.test_kalman_chunk_kernels import (
     KERNELS,
     LENGTH,
@@ -24,7 +24,6 @@ from tests.kernels_pallas.test_kalman_chunk_kernels import (
     needs_interpreter,
     run_kernels,
 )
-from tests.tolerances import assert_close
 
 HIGHEST = jax.lax.Precision.HIGHEST
 
@@ -94,13 +93,8 @@ def test_reverse_by_kernels_equals_its_definition(dim, width, groups, parts, pac
         found = op._pass_backward(KERNELS(parts=parts), kept, passed_ct)
     for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
         assert one.dtype == other.dtype
-        dtype = other.dtype
-        scale = max(float(jnp.abs(other.astype(jnp.float32)).max()), 1e-30)
-        one, other = (np.asarray(x, np.float32) / scale for x in (one, other))
-        if dtype == jnp.bfloat16:  # rounded once, at the end: that does not add up
-            assert_close(one, other, dtype)
-        else:
-            assert_close(one, other, f"{parts} parts", "gradient")
+        rounded = other.dtype == jnp.bfloat16
+        assert_cotangent_close(one, other, rounded, f"{parts} parts")
 
 
 @pytest.mark.skipif(ON_GPU, reason="races are found by the interpreter")
@@ -132,13 +126,11 @@ def test_reverse_lowers_for_cuda(dim, width, groups, parts):
 
     square, tall = of(chunks, parts, LENGTH, LENGTH), of(chunks, parts, LENGTH, dim)
     lasts = (shape((batch, heads, groups, dim, n), f32) for n in (width, dim))
-    calls = [export.DisabledSafetyCheck.custom_call(f"mosaic_gpu{v}") for v in ("", "_v2")]
-    kernels = jax.jit(lambda *x: back.backward(*x, Config(parts=parts)))
-    lowered = export.export(kernels, platforms=["cuda"], disabled_checks=calls)(
+    arguments = (
         Tokens(keys, keys, values),
         Vectors(*[numbers] * 5, obs_var),
         (Parts(square, tall), of(chunks + 1, parts, dim, dim)),
         of(chunks + 1, parts, dim, width),
         (values, *lasts),
     )
-    assert lowered.mlir_module().count("custom_call @mosaic_gpu") == 6
+    assert count_kernels(lambda *x: back.backward(*x, Config(parts=parts)), *arguments) == 6

@@ -1,0 +1,133 @@
+"""Numbers in registers and in shared memory, thread by thread, in Mosaic GPU's own dialect.
+
+For code that has to be written so (`panels`, and `delta_chunk.solve`): MLIR values and pointers,
+not arrays. The interpreter runs none of it.
+"""
+
+from typing import Any
+
+from jax.experimental.mosaic.gpu import utils as mgpu_utils
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import arith as _arith
+from jaxlib.mlir.dialects import llvm as _llvm
+from jaxlib.mlir.dialects import nvvm as _nvvm
+from jaxlib.mlir.dialects import vector
+
+# Their stubs name the generated functions and not those that take their place.
+arith: Any = _arith
+llvm: Any = _llvm
+nvvm: Any = _nvvm
+
+SIZE = 64
+"""Rows and columns of the matrices that `store_wide` knows."""
+
+PIECE = 8
+"""Columns that it stores at once: 16 bytes of bfloat16."""
+
+
+def i32(value: int) -> ir.Value:
+    """A constant."""
+    return arith.constant(ir.IntegerType.get_signless(32), value)
+
+
+def f32(value: float) -> ir.Value:
+    """A constant."""
+    return arith.constant(ir.F32Type.get(), value)
+
+
+def below(x: ir.Value, y: ir.Value) -> ir.Value:
+    """Whether x < y, unsigned."""
+    return arith.cmpi(arith.CmpIPredicate.ult, x, y)
+
+
+def equal(x: ir.Value, y: ir.Value) -> ir.Value:
+    """Whether x = y."""
+    return arith.cmpi(arith.CmpIPredicate.eq, x, y)
+
+
+def asm(instruction: str, *operands: ir.Value) -> ir.Value:
+    """One float32 instruction of PTX, which no pass may contract or reorder into another."""
+    arguments = ", ".join(f"${i + 1}" for i in range(len(operands)))
+    return llvm.inline_asm(
+        ir.F32Type.get(),
+        list(operands),
+        f"{instruction} $0, {arguments};",
+        "=f," + ",".join("f" for _ in operands),
+        has_side_effects=False,
+        asm_dialect=0,
+    )
+
+
+def multiply_subtract(x: ir.Value, minus_y: ir.Value, z: ir.Value) -> ir.Value:
+    """Returns x - y z in one rounding."""
+    return asm("fma.rn.f32", minus_y, z, x)
+
+
+def load4(pointer: ir.Value, offset: Any) -> list[ir.Value]:
+    """Loads four float32 at `offset`, a multiple of four numbers."""
+    four = ir.VectorType.get((4,), ir.F32Type.get())
+    address = mgpu_utils.getelementptr(pointer, [offset], ir.F32Type.get())
+    loaded = llvm.load(four, address, alignment=16)
+    return [vector.extract(loaded, [], [i]) for i in range(4)]
+
+
+def store16(pointer: ir.Value, offset: ir.Value, values: list[ir.Value]) -> None:
+    """Stores 16 bytes at `offset`, counted in numbers of the dtype of `values`."""
+    dtype = values[0].type
+    packed = vector.from_elements(ir.VectorType.get((len(values),), dtype), values)
+    address = mgpu_utils.getelementptr(pointer, [offset], dtype)
+    llvm.store(packed, address, alignment=16)
+
+
+def this_thread() -> ir.Value:
+    """This thread's index in its warpgroup."""
+    try:
+        index = nvvm.read_ptx_sreg_tid_x()
+    except TypeError:  # other versions of jaxlib want the type
+        index = nvvm.read_ptx_sreg_tid_x(ir.IntegerType.get_signless(32))
+    return arith.andi(index, i32(127))
+
+
+def store_wide(
+    matrix: ir.Value, row: ir.Value, eighth: ir.Value, values: list[ir.Value], columns: int = SIZE
+) -> None:
+    """Stores columns 8 `eighth` .. +8 of a row of a [64, 64] bfloat16 matrix, see `tiles.wide`.
+
+    Tiles have 8 rows of 2 `columns` bytes, of whose 16-byte parts number p of row i lies at place
+    p xor i (128 bytes) or p xor i/2 (64 bytes).
+    """
+    pieces = columns // PIECE
+    local = arith.andi(row, i32(7))
+    swap = local if columns == SIZE else arith.shrui(local, i32(1))
+    tile = arith.muli(arith.shrui(row, i32(3)), i32(SIZE // columns))
+    tile = arith.addi(tile, arith.divui(eighth, i32(pieces)))
+    place = arith.xori(arith.remui(eighth, i32(pieces)), swap)
+    line = arith.addi(arith.muli(tile, i32(8)), local)
+    offset = arith.addi(arith.muli(line, i32(columns)), arith.muli(place, i32(PIECE)))
+    store16(matrix, offset, values)
+
+
+def tf32_parts(x: ir.Value) -> tuple[ir.Value, ir.Value]:
+    """Splits float32 in what tf32 keeps of it and the rest."""
+    integer, dtype = ir.IntegerType.get_signless(32), ir.F32Type.get()
+    high = llvm.bitcast(dtype, arith.andi(llvm.bitcast(integer, x), i32(-8192)))
+    return high, asm("sub.rn.f32", x, high)
+
+
+def bf16_parts(x: ir.Value, count: int) -> list[ir.Value]:
+    """Splits float32 into a sum of `count` bfloat16; all but the last rounded as `tiles` has it."""
+    low, dtype, integer = ir.BF16Type.get(), ir.F32Type.get(), ir.IntegerType.get_signless(32)
+    parts = []
+    for _ in range(count - 1):
+        bits = arith.addi(llvm.bitcast(integer, x), i32(0x8000))
+        part = llvm.bitcast(dtype, arith.andi(bits, i32(-0x10000)))
+        parts.append(arith.truncf(low, part))
+        x = asm("sub.rn.f32", x, part)
+    return [*parts, arith.truncf(low, x)]
+
+
+def distance(start: ir.Value, pointer: ir.Value, size: int) -> ir.Value:
+    """How many times `size` bytes of shared memory lie between two pointers."""
+    integer = ir.IntegerType.get_signless(32)
+    difference = arith.subi(llvm.ptrtoint(integer, pointer), llvm.ptrtoint(integer, start))
+    return arith.divui(difference, i32(size))
