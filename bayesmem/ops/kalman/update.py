@@ -13,10 +13,20 @@ import jax.numpy as jnp
 
 from bayesmem.ops.kalman.terms import ChunkTerms
 from bayesmem.ops.kalman.types import rotate_both, rotate_rows
-from bayesmem.ops.linalg import matmul, transpose
+from bayesmem.ops.linalg import einsum, matmul, transpose
 
 NOISE_FLOOR = 128.0
 """Smallest own noise of a reading, in units of the rounding of its variance; see `distinct`."""
+
+SUM_FLOOR = 8.0
+"""The same, in units of the rounding of the sum k^T P k that its variance may be a small rest of:
+below `OBS_VAR_FLOOR` for unit keys and p0 = 1, whose noise is therefore never raised by it."""
+
+
+def _diagonal(matrix: jax.Array) -> jax.Array:
+    """By a stride: `jnp.diagonal` is a gather, which costs a CPU as much as a product here."""
+    size = matrix.shape[-1]
+    return matrix.reshape(*matrix.shape[:-2], size * size)[..., :: size + 1]
 
 
 class Readings(NamedTuple):
@@ -28,20 +38,27 @@ class Readings(NamedTuple):
     floor: jax.Array  # [..., L] their own noise, a lower bound of the pivots of S
 
 
-def distinct(joint: jax.Array, obs_var: jax.Array) -> tuple[jax.Array, jax.Array]:
+def distinct(
+    joint: jax.Array, obs_var: jax.Array, sums: jax.Array | None = None
+) -> tuple[jax.Array, jax.Array]:
     """Makes readings of a chunk distinct to the dtype: returns their joint covariance and noise.
 
     A reading whose own noise is below the rounding of its variance cannot be told from a linear
     combination of others, and the factorization would divide by that rounding. Its noise is raised
-    to `NOISE_FLOOR` eps of its variance; in float64 that changes nothing that could be seen.
+    to `NOISE_FLOOR` eps of its variance, and to `SUM_FLOOR` eps of the terms that were summed to
+    it; in float64 that changes nothing that could be seen.
 
     Args:
       joint: [..., L, L], covariance of the readings, own noise included.
       obs_var: [..., L], the own noise.
+      sums: [..., L], size of the terms whose sums the variances are, where they may cancel.
     """
     eye = jnp.eye(joint.shape[-1], dtype=joint.dtype)
-    variances = jax.lax.stop_gradient(jnp.diagonal(joint, axis1=-2, axis2=-1))
-    raised = jnp.maximum(obs_var, NOISE_FLOOR * jnp.finfo(joint.dtype).eps * variances)
+    least = NOISE_FLOOR * _diagonal(joint)
+    if sums is not None:
+        least = jnp.maximum(least, SUM_FLOOR * sums)
+    least = jax.lax.stop_gradient(jnp.finfo(joint.dtype).eps * least)
+    raised = jnp.maximum(obs_var, least)
     return joint + (raised - obs_var)[..., None] * eye, raised
 
 
@@ -49,7 +66,8 @@ def readings(chunk: ChunkTerms, cov: jax.Array) -> Readings:
     """Predicts the values of a chunk from the belief at its entry."""
     kp = matmul(chunk.keys, cov)
     joint = matmul(kp, transpose(chunk.keys)) + chunk.noise_gram
-    joint, floor = distinct(joint, chunk.obs_var)
+    sums = einsum("...ld,...d->...l", chunk.keys * chunk.keys, _diagonal(cov))
+    joint, floor = distinct(joint, chunk.obs_var, sums)
     return Readings(kp, joint, kp * chunk.total + chunk.exit_rows, floor)
 
 
@@ -71,6 +89,23 @@ def exit_mean(
     return mean if chunk.exit_angle is None else rotate_rows(mean, chunk.exit_angle)
 
 
+def _rounding(chunk: ChunkTerms, prior: jax.Array, read: Readings, gain: jax.Array) -> jax.Array:
+    """Returns what rounding may take from each diagonal entry of P', [..., D], as README.md has it.
+
+    Args:
+      chunk: its keys.
+      prior: [..., D, D], P' without the readings.
+      read: the readings.
+      gain: [..., L, D].
+    """
+    eps = jnp.finfo(prior.dtype).eps
+    prior = _diagonal(prior)
+    change = jnp.sum(jnp.abs(gain * read.carried), axis=-2)
+    variances = _diagonal(read.joint)
+    information = einsum("...ld,...l->...d", chunk.keys * chunk.keys, 1.0 / variances)
+    return eps * (change + prior * jnp.minimum(1.0, NOISE_FLOOR * eps * prior * information))
+
+
 def exit_cov(chunk: ChunkTerms, cov: jax.Array, read: Readings, gain: jax.Array) -> jax.Array:
     """Returns the covariance at the exit; gain [..., L, D] is K^T, or any other gain.
 
@@ -78,12 +113,10 @@ def exit_cov(chunk: ChunkTerms, cov: jax.Array, read: Readings, gain: jax.Array)
     the gain enters it in second order only. The two halves make it exactly symmetric.
     """
     half = matmul(transpose(gain), 0.5 * matmul(read.joint, gain) - read.carried)
-    noise = chunk.exit_noise.matrix(cov.shape[-1])
-    # What rounding may have taken from each diagonal entry is put back on it: eps |K B|.
-    rounding = jnp.finfo(cov.dtype).eps * jnp.sum(jnp.abs(gain * read.carried), axis=-2)
+    prior = transpose(chunk.total) * cov * chunk.total + chunk.exit_noise.matrix(cov.shape[-1])
+    lost = jax.lax.stop_gradient(_rounding(chunk, prior, read, gain))
     eye = jnp.eye(cov.shape[-1], dtype=cov.dtype)
-    noise = noise + jax.lax.stop_gradient(rounding)[..., None] * eye
-    cov = transpose(chunk.total) * cov * chunk.total + noise + (half + transpose(half))
+    cov = prior + (lost[..., None] * eye + (half + transpose(half)))
     if chunk.exit_angle is not None:
         cov = rotate_both(cov, chunk.exit_angle)
         cov = 0.5 * (cov + transpose(cov))
