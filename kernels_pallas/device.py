@@ -6,6 +6,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from kernels_pallas import partition
+
 CAPABILITY = "9.0"
 """Compute capability of Hopper, whose warpgroup products the kernels are written in."""
 
@@ -20,7 +22,8 @@ def require(backend: str, missing: list[str], inputs: Any, programs: int, narrow
       backend: "pallas"; there is no other.
       missing: what the op's own kernels do not have of this call, each as a reason.
       inputs: arrays of the call, a NamedTuple.
-      programs: how many programs a launch has for each chunk.
+      programs: how many programs a launch has for each chunk. On a mesh the parts of a call are
+        known only once it is compiled, too late to refuse it: there all of it has to fit.
       narrow: whether q, k and v came as bfloat16.
     """
     if backend != "pallas":
@@ -34,6 +37,11 @@ def require(backend: str, missing: list[str], inputs: Any, programs: int, narrow
         )
     if any(getattr(jax.typeof(x), "vma", None) for x in jax.tree.leaves(inputs) if _traced(x)):
         missing.append("runs within jax.shard_map with check_vma=False only")
+    if partition.explicit(inputs):
+        missing.append(
+            "runs on meshes with axes of type Auto, and Explicit was found: call the op within "
+            "jax.sharding.auto_axes"
+        )
     missing += missing_of_machine()
     if missing:
         raise NotImplementedError(f"the pallas kernel {'; it '.join(missing)}")
@@ -49,10 +57,11 @@ def _traced(x: Any) -> bool:
 
 
 def missing_of_machine() -> list[str]:
-    """Returns what the kernels miss of the machine.
+    """Returns what the kernels miss of the machine, and of the mesh that is in use.
 
-    XLA does not know how to cut a kernel into parts: under a mesh it would gather the inputs and
-    run all of it on every device. Within `jax.shard_map` each device has its own part.
+    `partition` cuts a call among the devices of a mesh, and within `jax.shard_map` over all axes
+    each device has its own part. Within one over some axes there is no telling: a custom call that
+    is partly cut by hand is more than XLA's partitioners promise to finish.
     """
     missing = []
     device = getattr(jax.config, "jax_default_device", None) or jax.devices()[0]
@@ -65,10 +74,10 @@ def missing_of_machine() -> list[str]:
     mesh = jax.sharding.get_abstract_mesh()
     spread = {name for name, size in mesh.shape.items() if size > 1}
     manual = set(getattr(mesh, "manual_axes", ()))
-    if jax.device_count() > 1 and not (manual and spread <= manual):
+    if manual and not spread <= manual:
         missing.append(
-            f"runs on one device, and {jax.device_count()} were found: hide the others "
-            f"(CUDA_VISIBLE_DEVICES) or call the op within jax.shard_map over all axes"
+            f"runs within jax.shard_map over all axes of a mesh or none, and over "
+            f"{', '.join(sorted(manual))} of {', '.join(sorted(spread | manual))} was found"
         )
     try:
         importlib.import_module("jax.experimental.pallas.mosaic_gpu")

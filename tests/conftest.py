@@ -1,6 +1,7 @@
 import importlib.metadata
 import os
 import pathlib
+import sys
 import tempfile
 
 # A persistent compilation cache, shared by all workers and by the subprocesses that tests start.
@@ -9,7 +10,12 @@ os.environ.setdefault(
 )
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.3")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
+if "--device=gpu" in sys.argv:  # JAX has to know before it is imported, workers inherit it
+    os.environ["JAX_PLATFORMS"] = "cuda,cpu"
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# Threads of XLA's CPU client, by default one a core. The interpreter of kernels takes one for each
+# warpgroup of a cluster, and there they wait for each other: with too few of them, forever.
+os.environ.setdefault("NPROC", "16")
 # Tests compile much and compute little: LLVM's costly passes would only cost time, and without
 # fusion emitters a program compiles four times faster. Newer versions abort on that last flag.
 _FLAGS = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
@@ -19,6 +25,16 @@ os.environ.setdefault("XLA_FLAGS", _FLAGS)
 
 import jax  # noqa: E402
 import pytest  # noqa: E402
+
+
+def pytest_addoption(parser):
+    """`pytest tests/kernels_pallas --device=gpu` runs kernels and does not interpret them."""
+    parser.addoption("--device", default="cpu", choices=("cpu", "gpu"), help="where tests run")
+
+
+def pytest_configure(config):
+    if config.getoption("--device") == "gpu" and jax.default_backend() != "gpu":
+        raise pytest.UsageError("--device=gpu: JAX finds no GPU (write it with the = sign)")
 
 
 @pytest.fixture

@@ -33,19 +33,19 @@ def make_vectors(log_decay: jax.Array, beta: jax.Array, starts: jax.Array | None
     return vectors._replace(noise=beta + jax.lax.stop_gradient(raised - beta))
 
 
-def expand(tokens: Tokens, vectors: Vectors, precision: jax.lax.Precision) -> Terms:
+def expand(tokens: Tokens, vectors: Vectors, precision: jax.lax.PrecisionLike) -> Terms:
     """Spells out `Terms`, `noise` being beta; they have no `gram` and no `obs_var`."""
     terms = chunks.expand(tokens, vectors, precision)
     none = jnp.zeros((), terms.entry.dtype)
     return terms._replace(gram=none, obs_var=none)
 
 
-def overlaps(terms: Terms, precision: jax.lax.Precision) -> jax.Array:
+def overlaps(terms: Terms, precision: jax.lax.PrecisionLike) -> jax.Array:
     """Returns k_i . k_j for j < i and 0 elsewhere, [N, B, H, L, L]."""
     return jnp.tril(product(terms.keys, transpose(terms.keys), precision), -1)
 
 
-def factors(terms: Terms, precision: jax.lax.Precision) -> Factors:
+def factors(terms: Terms, precision: jax.lax.PrecisionLike) -> Factors:
     """Returns T = beta (I + A beta)^{-1} and the keys; of a covariance there is none.
 
     Args:
@@ -66,7 +66,7 @@ def as_factors(terms: Terms, inverse: jax.Array) -> Factors:
 
 
 def forward(
-    terms: Terms, memory: jax.Array, precision: jax.lax.Precision
+    terms: Terms, memory: jax.Array, precision: jax.lax.PrecisionLike
 ) -> tuple[jax.Array, jax.Array, Factors, jax.Array]:
     """Passes a memory through all chunks and reads it at every token.
 

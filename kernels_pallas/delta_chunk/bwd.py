@@ -19,7 +19,7 @@ def backward(
     memory: jax.Array,
     reads_ct: jax.Array,
     memory_ct: jax.Array,
-    precision: jax.lax.Precision,
+    precision: jax.lax.PrecisionLike,
 ) -> tuple[Terms, jax.Array]:
     """Reverses `algebra.forward`.
 

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from kernels_pallas import device
+from kernels_pallas import device, partition
 from kernels_pallas.delta_chunk import algebra, bwd
 from kernels_pallas.kalman_chunk import chunks
 from kernels_pallas.kalman_chunk.chunks import Tokens, Vectors, stack
@@ -20,6 +20,27 @@ Passed = tuple[jax.Array, jax.Array]
 """Reads [B, N, L, H, M] in the dtype of values, and the last memory [B, H, 1, D, M]."""
 
 
+TOKENS = Tokens._make(("B N L H",) * 3)
+VECTORS = Vectors._make(("B N H",) * 6)
+PASSED = "B N L H", "B H"
+"""Where the axes are that devices may share, see `partition`."""
+
+
+def _saved(config: Config) -> str:
+    """The same of all that the forward pass leaves to its reverse."""
+    return "(B H)" if config.kernel else "N B H"
+
+
+def _forward_places(config: Config) -> partition.Places:
+    return partition.Places((TOKENS, VECTORS, "B H"), (PASSED, (_saved(config),) * 2))
+
+
+def _backward_places(config: Config) -> partition.Places:
+    arguments = (TOKENS, VECTORS, _saved(config), _saved(config)), PASSED
+    return partition.Places(arguments, (TOKENS, VECTORS, "B H"))
+
+
+@partition.spread(_forward_places, static=3)
 def _forward(
     tokens: Tokens, vectors: Vectors, memory: jax.Array, config: Config
 ) -> tuple[Passed, tuple[jax.Array, jax.Array]]:
@@ -63,6 +84,7 @@ def _pass_forward(tokens, vectors, memory, config):
     return passed, (tokens, vectors, *saved)
 
 
+@partition.spread(_backward_places, static=0)
 def _pass_backward(config, saved, cotangents):
     tokens, vectors, inverse, memory = saved
     if config.kernel:

@@ -49,7 +49,7 @@ def transpose(x: jax.Array) -> jax.Array:
     return jnp.swapaxes(x, -1, -2)
 
 
-def product(x: jax.Array, y: jax.Array, precision: jax.lax.Precision) -> jax.Array:
+def product(x: jax.Array, y: jax.Array, precision: jax.lax.PrecisionLike) -> jax.Array:
     """Returns the matrix product of `x` [..., I, J] and `y` [..., J, K]."""
     return jnp.matmul(x, y, precision=precision)
 
@@ -102,7 +102,7 @@ def carried(terms: Terms, key_cov: jax.Array) -> jax.Array:
 
 
 def covariance_step(
-    cov: jax.Array, terms: Terms, precision: jax.lax.Precision = jax.lax.Precision.HIGHEST
+    cov: jax.Array, terms: Terms, precision: jax.lax.PrecisionLike = jax.lax.Precision.HIGHEST
 ) -> tuple[jax.Array, Factors]:
     """Passes the covariance through one chunk.
 
@@ -140,7 +140,7 @@ def covariance_step(
 
 
 def covariance_chain(
-    terms: Terms, cov: jax.Array, precision: jax.lax.Precision = jax.lax.Precision.HIGHEST
+    terms: Terms, cov: jax.Array, precision: jax.lax.PrecisionLike = jax.lax.Precision.HIGHEST
 ) -> tuple[jax.Array, Factors]:
     """Passes the covariance `cov` [B, H, G, D, D] through all chunks; as `covariance_step`."""
     step = functools.partial(covariance_step, precision=precision)
@@ -148,7 +148,7 @@ def covariance_chain(
 
 
 def gains(
-    terms: Terms, factors: Factors, precision: jax.lax.Precision = jax.lax.Precision.HIGHEST
+    terms: Terms, factors: Factors, precision: jax.lax.PrecisionLike = jax.lax.Precision.HIGHEST
 ) -> tuple[jax.Array, jax.Array]:
     """Returns what a chunk does to the mean, M' = F M + gain^T V.
 
@@ -173,7 +173,7 @@ def mean_chain(
     terms: Terms,
     factors: Factors,
     mean: jax.Array,
-    precision: jax.lax.Precision = jax.lax.Precision.HIGHEST,
+    precision: jax.lax.PrecisionLike = jax.lax.Precision.HIGHEST,
 ) -> tuple[jax.Array, jax.Array]:
     """Passes the mean through all chunks.
 
@@ -197,7 +197,7 @@ def mean_chain(
 
 
 def innovations(
-    terms: Terms, factors: Factors, mean: jax.Array, precision: jax.lax.Precision
+    terms: Terms, factors: Factors, mean: jax.Array, precision: jax.lax.PrecisionLike
 ) -> tuple[jax.Array, jax.Array]:
     """Returns surprise R = V - a (K M) and E = T R, both [N, B, H, G, L, m].
 
@@ -216,7 +216,7 @@ def reads(
     terms: Terms,
     factors: Factors,
     mean: jax.Array,
-    precision: jax.lax.Precision = jax.lax.Precision.HIGHEST,
+    precision: jax.lax.PrecisionLike = jax.lax.Precision.HIGHEST,
 ) -> jax.Array:
     """Returns every read, Y = a (Q M) + W E with W_ij = ratio_ij q_i . U_j [N, B, H, G, L, m].
 
@@ -234,7 +234,7 @@ def reads(
 
 
 def read_variances(
-    terms: Terms, factors: Factors, precision: jax.lax.Precision = jax.lax.Precision.HIGHEST
+    terms: Terms, factors: Factors, precision: jax.lax.PrecisionLike = jax.lax.Precision.HIGHEST
 ) -> jax.Array:
     """Returns the variance of every read, q_i^T P_i q_i >= 0 [N, B, H, G, L].
 

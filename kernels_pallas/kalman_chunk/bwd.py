@@ -51,7 +51,7 @@ class Chunks(NamedTuple):
     mean: jax.Array  # [N, B, H, G, D, m], M at chunk entries
     gain: jax.Array  # [N, B, H, G, L, D]
     transition: jax.Array  # [N, B, H, G, D, D], F
-    precision: jax.lax.Precision
+    precision: jax.lax.PrecisionLike
     walk: Walk
 
     def dot(self, x: jax.Array, y: jax.Array) -> jax.Array:
@@ -237,7 +237,7 @@ def backward(
     factors: Factors,
     mean: jax.Array,
     cotangents: Cotangents,
-    precision: jax.lax.Precision = jax.lax.Precision.HIGHEST,
+    precision: jax.lax.PrecisionLike = jax.lax.Precision.HIGHEST,
     walk: Walk = walk_back,
 ) -> tuple[Terms, jax.Array, jax.Array]:
     """Reverses covariance chain, mean chain and reads.

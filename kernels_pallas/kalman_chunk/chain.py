@@ -4,11 +4,15 @@ Two warpgroups share a program: each has half of the key channels, that is of th
 of the writes, of the gain and of P. Warpgroup 0 alone factors S; meanwhile warpgroup 1 makes the
 Gram matrix of the next chunk. They meet where one needs what the other made.
 
+Where P is too large for one program, programs of a cluster have a slab of its columns each, and of
+all that has these columns (`slabs`). Each of them factors S.
+
 Arithmetic: products are bfloat16 tensor-core products of parts. A float32 number is a sum of
 `parts` bfloat16, and of the products of parts those that count are taken: with 2 parts 16 bits
 survive, with 3 all. The factorization itself runs on tf32 parts, which is float32.
 """
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -17,7 +21,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from kernels_pallas.kalman_chunk import algebra, panels, tiles, warpgroups
+from kernels_pallas.kalman_chunk import algebra, panels, slabs, tiles, warpgroups
 from kernels_pallas.kalman_chunk.chunks import COARSE, ENTRY, FINE, NOISE, TO_END
 from kernels_pallas.kalman_chunk.tiles import LAYOUT, LENGTH
 
@@ -40,26 +44,31 @@ class Arrays(NamedTuple):
 
 
 class Held(NamedTuple):
-    """In shared memory. Lists are parts, bfloat16; `finished` and what follows share a place."""
+    """In shared memory. Lists are parts, bfloat16; `finished` and what follows share a place.
+
+    w is D, or the columns of a slab.
+    """
 
     keys: Any  # [L, D] bfloat16
     rows: Any  # [2, 5, L] float32, of two chunks
     obs_var: Any  # [2, L] float32
-    cov: list[Any]  # [D, D]
-    carried: list[Any]  # [L, D] Cov(S_j) k_j, later X's inner factor
+    cov: list[Any]  # [D, w]
+    carried: list[Any]  # [L, w] Cov(S_j) k_j, later X's inner factor
     joint: Any  # [L, 72] float32, S
     panel: Any  # [L, PITCH] float32
     inverse: list[Any]  # [L, L] T^T
     finished: list[Any]  # two [8, L, 8] float32, panels
     aged: list[Any]  # [L, L] T^T times decays
-    share: Any  # [L, 72] float32, what warpgroup 1 adds to S
-    writes: list[Any]  # [L, D/2], of one half, then of the other
-    gain: list[Any]  # [L, D]
+    share: Any  # [L, L] float32, what warpgroup 1 adds to S
+    writes: list[Any]  # [L, w/2], of one half, then of the other
+    gain: list[Any]  # [L, w]
     loaded: Any  # barriers: of a chunk's copies,
     first_loaded: Any  # of the first covariance,
     shared: Any  # of `share`,
     factored: Any  # of the factorization,
     met: Any  # and of both warpgroups
+    exchange: slabs.Exchange | None  # with the other slabs
+    written: list[Any]  # barrier of them and those who follow: T and U are there; or none
 
 
 class Program(NamedTuple):
@@ -69,12 +78,24 @@ class Program(NamedTuple):
     batch: Any
     place: Any  # head and noise group
     head: Any
+    slab: Any  # None where there is only one
     half: int
     plain: bool
 
 
 def _where(i: int, dim: int) -> slice:
     return slice(i * dim // 2, (i + 1) * dim // 2)
+
+
+def _slab(at: Program, width: int) -> Any:
+    """Which of all D columns a slab of `width` has."""
+    return slice(0, width) if at.slab is None else pl.ds(at.slab * width, width)
+
+
+def _mine(at: Program, width: int) -> Any:
+    """Which of all D columns a warpgroup has, of its slab's `width`."""
+    mine = _where(at.half, width)
+    return mine if at.slab is None else pl.ds(at.slab * width + mine.start, width // 2)
 
 
 def _fetch(gm: Arrays, held: Held, at: Program, chunk: Any) -> None:
@@ -88,9 +109,14 @@ def _fetch(gm: Arrays, held: Held, at: Program, chunk: Any) -> None:
         plgpu.copy_gmem_to_smem(source, target, held.loaded)
 
 
-def _gram(held: Held, vectors: Any) -> jax.Array:
-    """Covariance of the values that noise within the chunk makes, ratio_ij n_j k_i . k_j."""
-    overlap = tiles.product(SQUARE, ([held.keys], [tiles.transposed(held.keys)]))
+def _gram(held: Held, at: Program, vectors: Any) -> jax.Array:
+    """Covariance of the values that noise within the chunk makes, ratio_ij n_j k_i . k_j.
+
+    Of a slab, what its columns add to it.
+    """
+    width = held.cov[0].shape[1]
+    keys = held.keys.at[:, _slab(at, width)]
+    overlap = tiles.product(SQUARE, ([keys], [tiles.transposed(keys)]))
     row, column = tiles.places()
     noise = vectors.at[NOISE]
     noise = jnp.where(row >= column, tiles.across(noise, SQUARE), tiles.down(noise, SQUARE))
@@ -99,23 +125,26 @@ def _gram(held: Held, vectors: Any) -> jax.Array:
 
 def _half_of_joint(held: Held, at: Program, vectors: Any) -> jax.Array:
     """Leaves half of Cov(S_j) k_j in `carried`; returns what that half adds to S."""
-    dim, count = held.keys.shape[1], len(held.cov)
-    mine, tall = _where(at.half, dim), (LENGTH, dim // 2)
+    width, count = held.cov[0].shape[1], len(held.cov)
+    mine, tall = _where(at.half, width), (LENGTH, width // 2)
+    own_keys = held.keys.at[:, _mine(at, width)]
     with jax.named_scope("kp"):
         key_cov = tiles.product(tall, ([held.keys], [part.at[:, mine] for part in held.cov]))
     with jax.named_scope("carried"):
-        keys = tiles.read(held.keys.at[:, mine]).astype(jnp.float32)
+        keys = tiles.read(own_keys).astype(jnp.float32)
         entry = tiles.down(vectors.at[ENTRY], tall)
         carried = key_cov * entry * entry + keys * tiles.down(vectors.at[NOISE], tall)
         tiles.store([part.at[:, mine] for part in held.carried], carried)
     with jax.named_scope("s"):
-        s = tiles.register_product(key_cov, count, [held.keys.at[:, mine]], True, at.plain)
+        s = tiles.register_product(key_cov, count, [own_keys], True, at.plain)
         return s * tiles.down(vectors.at[ENTRY], SQUARE) * tiles.across(vectors.at[ENTRY], SQUARE)
 
 
-def _finish_joint(held: Held, s: jax.Array, own: Any) -> None:
+def _finish_joint(held: Held, at: Program, s: jax.Array, own: Any) -> None:
     """Leaves S in `joint`: with what the other warpgroup adds, and the readings' own noise."""
-    s = s + tiles.read(held.share.at[:, :LENGTH])
+    s = s + tiles.read(held.share)
+    if held.exchange is not None:
+        s = slabs.total(held.exchange, held.share, s, at)
     row, column = tiles.places()
     # Its own noise is raised to the floor of what a reading's variance then is.
     noise = tiles.down(own, SQUARE)
@@ -173,14 +202,14 @@ def _half_of_inverse(held: Held, at: Program, vectors: Any) -> None:
         if at.plain:
             panels.take_inverse_plainly(*given, at.half)
         else:
-            panels.take_inverse(*given, held.keys.shape[1] // 2, at.half)
+            panels.take_inverse(*given, held.cov[0].shape[1] // 2, at.half)
         warpgroups.meet([held.met])
 
 
 def _half_of_gain(gm: Arrays, held: Held, at: Program, vectors: Any, chunk: Any) -> None:
     """Leaves half of K^T = T^T Z in `gain` and of S K^T / 2 - B in `carried`; U goes out."""
-    dim, count = held.keys.shape[1], len(held.cov)
-    mine, shape = _where(at.half, dim), (LENGTH, dim // 2)
+    width, count = held.cov[0].shape[1], len(held.cov)
+    mine, shape = _where(at.half, width), (LENGTH, width // 2)
     carried, gain = ([part.at[:, mine] for part in parts] for parts in (held.carried, held.gain))
     writes = held.writes[at.half * count : (at.half + 1) * count]
     with jax.named_scope("u"):
@@ -192,7 +221,7 @@ def _half_of_gain(gm: Arrays, held: Held, at: Program, vectors: Any, chunk: Any)
         tiles.store(gain, to_end * u)
         plgpu.commit_smem()
         for i, part in enumerate(writes):
-            plgpu.copy_smem_to_gmem(part, gm.writes.at[at.program, chunk, i, :, mine])
+            plgpu.copy_smem_to_gmem(part, gm.writes.at[at.program, chunk, i, :, _mine(at, width)])
     with jax.named_scope("g"):
         whole = tiles.product(shape, (held.inverse, gain))
         plgpu.commit_smem()
@@ -209,84 +238,119 @@ def _half_of_update(held: Held, at: Program, vectors: Any) -> None:
 
     X and X^T are summed in the same order, so that P' is symmetric to the last bit.
     """
-    dim = held.keys.shape[1]
-    mine, shape = _where(at.half, dim), (LENGTH, dim // 2)
+    width = held.cov[0].shape[1]
+    mine, shape = _where(at.half, width), (LENGTH, width // 2)
     total, noise = vectors[ENTRY, LENGTH - 1], vectors[NOISE, LENGTH - 1]
     eps = jnp.float32(EPS[len(held.cov)])
-    right = [[part.at[:, mine] for part in parts] for parts in (held.carried, held.gain)]
+    right = [tiles.columns(parts, mine) for parts in (held.carried, held.gain)]
 
-    def one(block, _):
+    def rows_of(block, gain, inner):
+        """64 rows, given gain and X's inner factor of the columns that they are."""
         start = block * LENGTH
-        rows = pl.ds(start, LENGTH)
-        gain, inner = (
-            [tiles.transposed(part.at[:, rows]) for part in parts]
-            for parts in (held.gain, held.carried)
-        )
-        change = tiles.product(shape, (gain, right[0]))
-        change = change + tiles.mirrored_product(shape, inner, right[1])
+        change = tiles.product(shape, (tiles.flipped(gain), right[0]))
+        change = change + tiles.mirrored_product(shape, tiles.flipped(inner), right[1])
         row, column = tiles.places(shape)
-        here = row + start == column + at.half * (dim // 2)
-        cov = [part.at[rows, mine] for part in held.cov]
+        here = row + start == column + _mine(at, width).start
+        cov = [part.at[pl.ds(start, LENGTH), mine] for part in held.cov]
         prior = tiles.load(cov) * (total * total) + jnp.where(here, noise, jnp.float32(0.0))
         # What rounding may have taken from a diagonal entry is put back on it.
         prior = prior + jnp.where(here, eps * prior, jnp.float32(0.0))
         tiles.store(cov, prior + change)
+
+    def one(block, _):
+        columns = pl.ds(block * LENGTH, LENGTH)
+        rows_of(block, *[tiles.columns(parts, columns) for parts in (held.gain, held.carried)])
         return 0
 
-    lax.fori_loop(0, dim // LENGTH, one, 0)  # rolled: the instructions of a chunk have to stay near
+    if held.exchange is None:
+        # Rolled: the instructions of a chunk have to stay near.
+        lax.fori_loop(0, width // LENGTH, one, 0)
+    else:
+        slabs.each_block(held.exchange, (held.gain, held.carried), rows_of, held.met, at)
 
 
 def run(gm: Arrays, held: Held, at: Program) -> None:
     """Runs the half of a program that a warpgroup has."""
     chunks, leads = gm.keys.shape[1], at.half == 0
 
-    def send(parts: list[Any], out: Any) -> None:
-        """Copies half of the rows out: those of a matrix lie in one piece, its columns do not."""
-        rows = _where(at.half, parts[0].shape[0])
-        for i, part in enumerate(parts):
-            plgpu.copy_smem_to_gmem(part.at[rows], out.at[i, rows])
+    width = held.cov[0].shape[1]
+    count = held.keys.shape[1] // width
+
+    def send_inverse(chunk: Any) -> None:
+        """Copies a share of T^T's rows out: they lie in one piece, columns do not."""
+        rows = _mine(at, LENGTH // count)
+        for i, part in enumerate(held.inverse):
+            plgpu.copy_smem_to_gmem(part.at[rows], gm.inverse.at[at.program, chunk, i, rows])
+
+    def send_cov(chunk: Any) -> None:
+        """Copies half of the rows of P out.
+
+        Of slabs, one warpgroup copies all: the other does not wait for it when sums are exchanged.
+        """
+        dim = held.cov[0].shape[0]
+        if count > 1 and leads:
+            return
+        rows = slice(0, dim) if count > 1 else _where(at.half, dim)
+        columns = _slab(at, width)
+        for i, part in enumerate(held.cov):
+            plgpu.copy_smem_to_gmem(part.at[rows], gm.cov.at[at.program, chunk, i, rows, columns])
 
     def gram_of(chunk: Any) -> jax.Array:
         plgpu.barrier_wait(held.loaded)
         with jax.named_scope("gram"):
-            return _gram(held, held.rows.at[lax.rem(chunk, 2)])
+            return _gram(held, at, held.rows.at[lax.rem(chunk, 2)])
+
+    def tell(chunk: Any) -> None:
+        """Lets those who follow know that T and U of a chunk are there, once they have the last."""
+        for barrier in held.written:
+            plgpu.wait_smem_to_gmem(0)
+            pl.when(chunk > 0)(functools.partial(plgpu.barrier_wait, barrier))
+            warpgroups.show(at.plain)
+            plgpu.barrier_arrive(barrier)
 
     def step(chunk, gram):
         vectors = held.rows.at[lax.rem(chunk, 2)]
-        send(held.cov, gm.cov.at[at.program, chunk])
+        send_cov(chunk)
         if leads:
             plgpu.barrier_wait(held.loaded)
             s = _half_of_joint(held, at, vectors)
             with jax.named_scope("joint"):
                 plgpu.barrier_wait(held.shared)
-                _finish_joint(held, s, held.obs_var.at[lax.rem(chunk, 2)])
+                _finish_joint(held, at, s, held.obs_var.at[lax.rem(chunk, 2)])
             _fetch(gm, held, at, chunk + 1)  # the keys have been read by both
             with jax.named_scope("factor"):
                 _factor(held, at.plain)
             plgpu.barrier_arrive(held.factored)
         else:
-            held.share[:, :LENGTH] = _half_of_joint(held, at, vectors) + gram
+            held.share[...] = _half_of_joint(held, at, vectors) + gram
             plgpu.commit_smem()
             plgpu.barrier_arrive(held.shared)
             gram = gram_of(chunk + 1)
             plgpu.barrier_wait(held.factored)
         _half_of_inverse(held, at, vectors)
-        send(held.inverse, gm.inverse.at[at.program, chunk])
+        send_inverse(chunk)
         _half_of_gain(gm, held, at, vectors, chunk)
-        plgpu.wait_smem_to_gmem(0)  # of what the update and the next chunk overwrite
-        warpgroups.meet([held.met])
+        if held.exchange is None:
+            plgpu.wait_smem_to_gmem(0, wait_read_only=True)  # what is overwritten from here on
+            warpgroups.meet([held.met])
+        else:
+            slabs.spread(held.exchange, (held.gain, held.carried), held.met, at)
         with jax.named_scope("update"):
             _half_of_update(held, at, vectors)
+            tell(chunk)
             warpgroups.meet([held.met])
         return gram
 
     if leads:
         _fetch(gm, held, at, jnp.int32(0))
         for i, part in enumerate(held.cov):
-            plgpu.copy_gmem_to_smem(gm.first.at[at.program, i], part, held.first_loaded)
+            first = gm.first.at[at.program, i, :, _slab(at, width)]
+            plgpu.copy_gmem_to_smem(first, part, held.first_loaded)
     plgpu.barrier_wait(held.first_loaded)
     lax.fori_loop(0, chunks, step, 0 if leads else gram_of(jnp.int32(0)))
     if leads:
         plgpu.barrier_wait(held.loaded)  # of the last fetch
-    send(held.cov, gm.cov.at[at.program, chunks])
+    send_cov(chunks)
+    for barrier in held.written:
+        plgpu.barrier_wait(barrier)  # nobody is told anything who is gone
     plgpu.wait_smem_to_gmem(0)

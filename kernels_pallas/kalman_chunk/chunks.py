@@ -52,15 +52,21 @@ ENTRY, TO_END, COARSE, FINE, NOISE = range(5)
 
 
 DIMS = (64, 128)
-"""Key dims that the kernels take; others are padded with zeros, which no read and no write sees."""
+"""Key dims that a program takes; others are padded with zeros, which no read and no write sees."""
+
+CLUSTER_DIM = 256
+"""Key dim that takes programs of a cluster, each with `SLAB` columns of P."""
+
+SLAB = 64
+"""Columns of P that a program of a cluster has."""
 
 BAND = 64
 """Columns that one product of the kernels makes; channels of a group are padded to a multiple."""
 
 
-def missing(dim: int, width: int) -> tuple[int, int]:
-    """How many key dims, and value channels of a group, have to be added for the kernels."""
-    return min(size for size in DIMS if size >= dim) - dim, -width % BAND
+def missing(dim: int, width: int, dims: tuple[int, ...] = DIMS) -> tuple[int, int]:
+    """How many key dims, up to one of `dims`, and value channels of a group have to be added."""
+    return min(size for size in dims if size >= dim) - dim, -width % BAND
 
 
 def cut(x: jax.Array, length: int, fill: float = 0.0, more: int = 0) -> jax.Array:
@@ -130,7 +136,7 @@ def make_vectors(
     return Vectors(entry, to_end, coarse, fine, noise, obs_var)
 
 
-def expand(tokens: Tokens, vectors: Vectors, precision: jax.lax.Precision) -> Terms:
+def expand(tokens: Tokens, vectors: Vectors, precision: jax.lax.PrecisionLike) -> Terms:
     """Spells out for `algebra` what kernels make of tokens and vectors.
 
     Args:

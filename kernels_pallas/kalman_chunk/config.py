@@ -4,6 +4,9 @@ from dataclasses import dataclass
 
 import jax
 
+SPLIT = jax.lax.DotAlgorithmPreset.BF16_BF16_F32_X6
+"""Of XLA products on a GPU: each float32 as three bfloat16, and six of their nine products."""
+
 
 @dataclass(frozen=True)
 class Config:
@@ -12,15 +15,15 @@ class Config:
     Attributes:
       length: L, tokens in a chunk; the kernels take 64.
       forward: precision of the XLA products of the forward pass: without kernels, and of variances.
-      backward: the same of the backward pass.
+      backward: the same of the backward pass: without kernels, through variances, and at D = 256.
       kernel: whether kernels run, or what `algebra` and `bwd` state.
       parts: bfloat16 numbers that stand for a float32 one in the kernels' products, 2 or 3.
       interpret: leave out of the kernels what the interpreter does not have.
     """
 
     length: int = 64
-    forward: jax.lax.Precision = jax.lax.Precision.HIGHEST
-    backward: jax.lax.Precision = jax.lax.Precision.HIGHEST
+    forward: jax.lax.PrecisionLike = jax.lax.Precision.HIGHEST
+    backward: jax.lax.PrecisionLike = jax.lax.Precision.HIGHEST
     kernel: bool = True
     parts: int = 2
     interpret: bool = False

@@ -1,12 +1,15 @@
 """The covariance chain as a Mosaic GPU kernel: one program a batch row, head and noise group.
 
+At D = 256 it is one cluster of programs, see `slabs`.
+
 The covariance stays in shared memory from the first chunk to the last. Keys are read where the op
 has them; decays and Gram matrices are made in registers from a few numbers a token. What a program
 does is in `chain`.
 """
 
 import functools
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,29 +17,96 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from kernels_pallas.kalman_chunk import chain, panels, tiles, warpgroups
+from kernels_pallas.kalman_chunk import chain, panels, slabs, tiles, warpgroups
 from kernels_pallas.kalman_chunk.algebra import Factors, transpose
 from kernels_pallas.kalman_chunk.chunks import Vectors, stack
 from kernels_pallas.kalman_chunk.config import Config
 from kernels_pallas.kalman_chunk.tiles import LENGTH
 
 
-def _chain_body(*refs, heads: int, groups: int, plain: bool):
-    """Lets each warpgroup run its half of a program."""
-    count, alone = len(chain.Arrays._fields), chain.Held._fields.index("finished")
-    scratch = refs[count:]
-    (finished, aged), (share,), (writes, gain) = scratch[alone]
-    in_one_place = finished, aged, share, writes, gain
-    gm = chain.Arrays(*refs[:count])
-    held = chain.Held._make((*scratch[:alone], *in_one_place, *scratch[alone + 1 :]))
-    program = lax.axis_index("program")
-    batch, place = program // (heads * groups), lax.rem(program, heads * groups)
+def run_program(
+    gm: chain.Arrays, scratch: Sequence[Any], groups: int, plain: bool, written: Sequence[Any] = ()
+) -> None:
+    """Lets two warpgroups run a half of a program each.
+
+    Args:
+      gm: global memory.
+      scratch: as `scratch_of` has it, after what slabs have of global memory.
+      groups: G, noise groups of a head.
+      plain: without inlined code.
+      written: barrier of `chain.Held`, if anybody follows.
+    """
+    rest = list(scratch)
+    program, slab, exchange = lax.axis_index("program"), None, None
+    if slabs.count_of(gm.first.shape[-1]) > 1:
+        sums, blocks, keys, rows, obs_var, cov, carried, panel, inverse, *rest, meetings = rest
+        ((received,), (joint, finished, writes), (stream,)), ((aged,), (gain,)), *barriers = rest
+        slab = lax.axis_index(slabs.AXIS)
+        exchange = slabs.Exchange(sums, blocks, received, stream, *meetings)
+        share = received.at[slab]
+    else:
+        keys, rows, obs_var, cov, carried, joint, panel, inverse, *rest = rest
+        ((finished, aged), (padded,), (writes, gain)), *barriers = rest
+        share = padded.at[:, :LENGTH]
+    held = chain.Held._make(
+        (keys, rows, obs_var, cov, carried, joint, panel, inverse, finished, aged, share, writes)
+        + (gain, *barriers, exchange, list(written))
+    )
+    places = gm.keys.shape[3] * groups
+    batch, place = program // places, lax.rem(program, places)
     for half in range(2):
 
         @pl.when(lax.axis_index("half") == half)
         def _(half=half):
-            at = chain.Program(program, batch, place, place // groups, half, plain)
+            at = chain.Program(program, batch, place, place // groups, slab, half, plain)
             chain.run(gm, held, at)
+
+
+def _chain_body(*refs, groups: int, plain: bool):
+    count = len(chain.Arrays._fields)
+    run_program(chain.Arrays(*refs[:count]), refs[count:], groups, plain)
+
+
+def scratch_of(dim: int, parts: int) -> list[Any]:
+    """Shared memory and barriers of a program."""
+    bf16, f32, count = jnp.bfloat16, jnp.float32, slabs.count_of(dim)
+    width = dim // count
+
+    def halves(height, width=width, lead=()):
+        """A matrix for wgmma, of which a warpgroup may take half of the program's columns."""
+        return plgpu.SMEM((*lead, height, width), bf16, transforms=tiles.wide(dim // count // 2))
+
+    tall, square = [halves(LENGTH)] * parts, [halves(LENGTH, LENGTH)] * parts
+    panel = (LENGTH // panels.WIDTH, LENGTH, panels.WIDTH)
+    finished = [plgpu.SMEM(panel, f32, transforms=panels.PANEL)] * 2
+    padded = plgpu.SMEM((LENGTH, LENGTH + 8), f32)  # rows in different banks
+    writes = [halves(LENGTH, width // 2)] * (2 * parts)
+    given = [
+        halves(LENGTH, dim),
+        plgpu.SMEM((2, 5, LENGTH), f32),
+        plgpu.SMEM((2, LENGTH), f32),
+        [halves(dim)] * parts,
+        tall,
+    ]
+    small = plgpu.SMEM((LENGTH, panels.PITCH), f32)
+    barriers = [plgpu.Barrier(num_arrivals=n) for n in (3, parts, 1, 1, 2)]
+    if count == 1:
+        place = plgpu.RefUnion((finished, square), (padded,), (writes, tall))
+        return [*given, padded, small, square, place, *barriers]
+    received = plgpu.SMEM((count, LENGTH, LENGTH), f32, transforms=tiles.WIDE_FLOAT32)
+    stream = halves(LENGTH, lead=(slabs.SLOTS, 2 * parts))
+    place = plgpu.RefUnion((received,), (padded, finished, writes), (stream,))
+    rest = plgpu.RefUnion((square,), (tall,))
+    return [*given, small, square, place, rest, *barriers, slabs.meetings(count, parts)]
+
+
+def outputs(programs: int, chunks: int, parts: int, dim: int) -> list[jax.ShapeDtypeStruct]:
+    """What a chain leaves: parts of T^T, of the writes, and of P."""
+    shapes = (chunks, parts, LENGTH, LENGTH), (chunks, parts, LENGTH, dim)
+    return [
+        jax.ShapeDtypeStruct((programs, *shape), jnp.bfloat16)
+        for shape in (*shapes, (chunks + 1, parts, dim, dim))
+    ]
 
 
 def run_chain(
@@ -62,50 +132,27 @@ def run_chain(
     """
     batch, chunks, _, heads, dim = keys.shape
     programs, parts = first.shape[:2]
-    bf16, f32 = jnp.bfloat16, jnp.float32
-
-    def halves(height, width=dim):
-        """A matrix for wgmma, of which a warpgroup may take half of D columns."""
-        return [plgpu.SMEM((height, width), bf16, transforms=tiles.wide(dim // 2))] * parts
-
-    square = halves(LENGTH, LENGTH)
-    panel = (LENGTH // panels.WIDTH, LENGTH, panels.WIDTH)
-    finished = [plgpu.SMEM(panel, f32, transforms=panels.PANEL)] * 2
-    padded = plgpu.SMEM((LENGTH, LENGTH + 8), f32)  # rows in different banks
-    scratch = [
-        halves(LENGTH)[0],
-        plgpu.SMEM((2, 5, LENGTH), f32),
-        plgpu.SMEM((2, LENGTH), f32),
-        halves(dim),
-        halves(LENGTH),
-        padded,
-        plgpu.SMEM((LENGTH, panels.PITCH), f32),
-        square,
-        plgpu.RefUnion(
-            (finished, square), (padded,), (halves(LENGTH, dim // 2) * 2, halves(LENGTH))
-        ),
-        plgpu.Barrier(num_arrivals=3),
-        plgpu.Barrier(num_arrivals=parts),
-        plgpu.Barrier(num_arrivals=1),
-        plgpu.Barrier(num_arrivals=1),
-        plgpu.Barrier(num_arrivals=2),
-    ]
+    count = slabs.count_of(dim)
+    if count > 1 and parts > 2:
+        raise ValueError(f"parts: found {parts}, wanted 2, for which there is room at D={dim}")
     groups = programs // (batch * heads)
-    body = functools.partial(_chain_body, heads=heads, groups=groups, plain=interpret)
-    out = [
-        jax.ShapeDtypeStruct((programs, chunks, parts, LENGTH, LENGTH), bf16),
-        jax.ShapeDtypeStruct((programs, chunks, parts, LENGTH, dim), bf16),
-        jax.ShapeDtypeStruct((programs, chunks + 1, parts, dim, dim), bf16),
-    ]
-    return warpgroups.mosaic_kernel(
+    body = functools.partial(_chain_body, groups=groups, plain=interpret)
+    out = outputs(programs, chunks, parts, dim)
+    cluster = {}
+    if count > 1:
+        out += slabs.places(programs, count, parts)
+        cluster = {"cluster": (count,), "cluster_names": (slabs.AXIS,)}
+    inverse, writes, cov, *_ = warpgroups.mosaic_kernel(
         body,
         out,
-        scratch,
+        scratch_of(dim, parts),
         grid=(programs,),
         grid_names=("program",),
         num_threads=2,
         thread_name="half",
+        **cluster,
     )(keys, rows, obs_var, first)
+    return inverse, writes, cov
 
 
 class Parts(NamedTuple):
@@ -113,6 +160,11 @@ class Parts(NamedTuple):
 
     inverse: jax.Array  # [B H G, N, parts, L, L] of T^T
     writes: jax.Array  # [B H G, N, parts, L, D]
+
+
+def symmetric_parts(cov: jax.Array, config: Config) -> jax.Array:
+    """Parts [B H G, parts, D, D] of a covariance [B, H, G, D, D], the same on both triangles."""
+    return tiles.parts_of(0.5 * (cov + transpose(cov)), config.parts)
 
 
 def covariance_chain(
@@ -130,12 +182,17 @@ def covariance_chain(
       Parts of the inverse and of the writes, and of P at chunk entries and at the end
       [B H G, N + 1, parts, D, D], as the kernel stores them.
     """
-    cov = 0.5 * (cov + transpose(cov))
-    first = tiles.parts_of(cov, config.parts)
+    first = symmetric_parts(cov, config)
     inverse, writes, covs = run_chain(
         keys, stack(vectors), vectors.obs_var, first, interpret=config.interpret
     )
     return Parts(inverse, writes), covs
+
+
+def joined(parts: Parts, lead: tuple[int, int, int]) -> tuple[jax.Array, jax.Array]:
+    """T [N, B, H, G, L, L] and the writes [N, B, H, G, L, D]; `lead` is B, H, G."""
+    inverse, writes = (tiles.by_chunk(tiles.join_in_xla(x, axis=2), lead) for x in parts)
+    return jnp.tril(transpose(inverse)), writes
 
 
 def factors(parts: Parts, covs: jax.Array, lead: tuple[int, int, int]) -> tuple[Factors, jax.Array]:
@@ -146,11 +203,5 @@ def factors(parts: Parts, covs: jax.Array, lead: tuple[int, int, int]) -> tuple[
       covs: parts of P.
       lead: B, H, G.
     """
-
-    def joined(parts: jax.Array) -> jax.Array:
-        """Parts [B H G, N, parts, ...] -> [N, B, H, G, ...]."""
-        return tiles.by_chunk(tiles.join_in_xla(parts, axis=2), lead)
-
-    cov = joined(covs)
-    inverse = jnp.tril(transpose(joined(parts.inverse)))
-    return Factors(inverse, joined(parts.writes), cov[:-1]), cov[-1]
+    cov = tiles.by_chunk(tiles.join_in_xla(covs, axis=2), lead)
+    return Factors(*joined(parts, lead), cov[:-1]), cov[-1]

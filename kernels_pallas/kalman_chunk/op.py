@@ -10,11 +10,14 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from kernels_pallas import device
+from kernels_pallas import device, partition
 from kernels_pallas.kalman_chunk import algebra, bwd, chunks
 from kernels_pallas.kalman_chunk.algebra import Factors
 from kernels_pallas.kalman_chunk.chunks import Tokens, Vectors
-from kernels_pallas.kalman_chunk.config import Config
+from kernels_pallas.kalman_chunk.config import SPLIT, Config
+
+DIMS = (*chunks.DIMS, chunks.CLUSTER_DIM)
+"""Key dims of the kernels."""
 
 LEAST_WIDTH = 16
 """Value channels of a group below which most of the work would be on padding."""
@@ -39,6 +42,28 @@ class Passed(NamedTuple):
     entry_cov: jax.Array  # [N, B, H, G, D, D]
 
 
+TOKENS = Tokens._make(("B N L H", "B N L H", "B N L (H G)"))
+VECTORS = Vectors._make((*("B N H",) * 5, "B N (H G)"))
+PASSED = Passed._make(("B N L (H G)", "B H G", "B H G", "N B H G", "N B H G"))
+"""Where the axes are that devices may share, see `partition`."""
+
+
+def _saved(config: Config) -> str:
+    """The same of all that the forward pass leaves to its reverse."""
+    return "(B H G)" if config.kernel else "N B H"
+
+
+def _forward_places(config: Config) -> partition.Places:
+    arguments = TOKENS, VECTORS, "B H G", "B H G"
+    return partition.Places(arguments, (PASSED, _saved(config)))
+
+
+def _backward_places(config: Config) -> partition.Places:
+    arguments = (TOKENS, VECTORS, _saved(config), _saved(config)), PASSED
+    return partition.Places(arguments, (TOKENS, VECTORS, "B H G", "B H G"))
+
+
+@partition.spread(_forward_places, static=4)
 def _forward(
     tokens: Tokens, vectors: Vectors, cov: jax.Array, mean: jax.Array, config: Config
 ) -> tuple[Passed, tuple[Any, jax.Array]]:
@@ -46,10 +71,9 @@ def _forward(
     batch, heads, groups = mean.shape[:3]
     if config.kernel:
         # Imported here: what needs no GPU, as tests of the algebra, then needs no Mosaic either.
-        from kernels_pallas.kalman_chunk import fwd, reads
+        from kernels_pallas.kalman_chunk import fwd, together
 
-        parts, covs = fwd.covariance_chain(tokens.keys, vectors, cov, config)
-        read, means = reads.read_chunks(tokens, vectors, parts, mean, config)
+        (parts, covs), (read, means) = together.filter_and_read(tokens, vectors, cov, mean, config)
         factors, last_cov = fwd.factors(parts, covs, (batch, heads, groups))
         last_mean = fwd.tiles.join_in_xla(means[:, -1], axis=1).reshape(mean.shape)
         passed = Passed(read, last_mean, last_cov, factors.writes, factors.cov)
@@ -57,10 +81,19 @@ def _forward(
     terms = chunks.expand(tokens, vectors, config.forward)
     last_cov, factors = algebra.covariance_chain(terms, cov, config.forward)
     last_mean, means = algebra.mean_chain(terms, factors, mean, config.forward)
-    read = algebra.reads(terms, factors, means, config.forward)
-    read = jnp.moveaxis(read, (0, 4), (1, 2))
-    read = read.reshape(tokens.values.shape).astype(tokens.values.dtype)
+    read = _by_token(algebra.reads(terms, factors, means, config.forward), tokens)
     return Passed(read, last_mean, last_cov, factors.writes, factors.cov), (factors, means)
+
+
+def _one_program(state: jax.Array) -> bool:
+    """Whether one program holds P, of a state [..., D, K]: then all kernels take it."""
+    return state.shape[-2] <= chunks.DIMS[-1]
+
+
+def _by_token(read: jax.Array, tokens: Tokens) -> jax.Array:
+    """Reads [N, B, H, G, L, m] as the values of the tokens are."""
+    read = jnp.moveaxis(read, (0, 4), (1, 2))
+    return read.reshape(tokens.values.shape).astype(tokens.values.dtype)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(4,))
@@ -89,10 +122,11 @@ def _pass_forward(tokens, vectors, cov, mean, config):
     return passed, (tokens, vectors, *saved)
 
 
+@partition.spread(_backward_places, static=0)
 def _pass_backward(config, saved, cotangents):
     tokens, vectors, factors, means = saved
     through_var = not (_absent(cotangents.writes) and _absent(cotangents.entry_cov))
-    if config.kernel and not through_var:
+    if config.kernel and not through_var and _one_program(means):
         from kernels_pallas.kalman_chunk import back
 
         of_outputs = _spelled(cotangents.reads), _spelled(cotangents.mean), _spelled(cotangents.cov)
@@ -107,7 +141,8 @@ def _pass_backward(config, saved, cotangents):
         parts, covs = factors
         factors, _ = fwd.factors(parts, covs, lead)
         means = fwd.tiles.by_chunk(fwd.tiles.join_in_xla(means, axis=2), lead)[:-1]
-        walk = functools.partial(reverse.walk_back, parts=config.parts)
+        if _one_program(means):
+            walk = functools.partial(reverse.walk_back, parts=config.parts)
     read_ct = _spelled(cotangents.reads).astype(terms.entry.dtype)
     read_ct = read_ct.reshape(*read_ct.shape[:3], *terms.values.shape[2:4], -1)
     given = bwd.Cotangents(
@@ -138,7 +173,7 @@ pass_chunks.defvjp(_pass_forward, _pass_backward, symbolic_zeros=True)
 def _missing(inputs: Any, config: Config) -> tuple[int, int]:
     """How many key dims, and value channels of a group, are added."""
     dim, width = inputs.cov.shape[-1], inputs.mean.shape[-1]
-    return chunks.missing(dim, width) if config.kernel else (0, 0)
+    return chunks.missing(dim, width, DIMS) if config.kernel else (0, 0)
 
 
 def cut(inputs: Any, config: Config) -> tuple[Tokens, Vectors]:
@@ -217,7 +252,7 @@ def run(backend: str, inputs: Any, chunk_size: int, *, narrow: bool = False) -> 
     """
     del chunk_size
     require_supported(backend, inputs, narrow)
-    return filter_tokens(inputs, Config())
+    return filter_tokens(inputs, Config(forward=SPLIT, backward=SPLIT))
 
 
 def require_supported(backend: str, inputs: Any, narrow: bool) -> None:
@@ -229,8 +264,8 @@ def require_supported(backend: str, inputs: Any, narrow: bool) -> None:
         missing.append("has one decay a head, not one a key dim")
     batch, _, heads, groups, width = inputs.v.shape
     dim = inputs.k.shape[-1]
-    if not 0 < dim <= chunks.DIMS[-1]:
-        missing.append(f"has key dims up to {chunks.DIMS[-1]}, and D={dim} was found")
+    if not 0 < dim <= DIMS[-1]:
+        missing.append(f"has key dims up to {DIMS[-1]}, and D={dim} was found")
     if width < LEAST_WIDTH:
         missing.append(
             f"has groups of {LEAST_WIDTH} value channels or more, and M/G={width} was found"

@@ -14,27 +14,12 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from kernels_pallas.kalman_chunk import tiles, warpgroups
-from kernels_pallas.kalman_chunk.chunks import ENTRY, NOISE, TO_END, Tokens, Vectors, stack
+from kernels_pallas.kalman_chunk import follow, mean, tiles, warpgroups
+from kernels_pallas.kalman_chunk.chunks import DIMS, NOISE, Tokens, Vectors, stack
 from kernels_pallas.kalman_chunk.config import Config
 from kernels_pallas.kalman_chunk.fwd import Parts
+from kernels_pallas.kalman_chunk.mean import TALL, Arrays
 from kernels_pallas.kalman_chunk.tiles import BAND, LENGTH
-
-TALL, SQUARE = (LENGTH, BAND), (LENGTH, LENGTH)
-
-
-class Arrays(NamedTuple):
-    """In global memory; see `run_reads`."""
-
-    queries: Any
-    keys: Any
-    values: Any
-    rows: Any
-    inverse: Any
-    writes: Any
-    first: Any
-    reads: Any
-    means: Any
 
 
 class Held(NamedTuple):
@@ -107,18 +92,16 @@ def _written(held: Held, slot: Any) -> list[Any]:
 
 def _carry(gm: Arrays, held: Held, at: Program) -> None:
     """Carries the mean through all chunks: E = T (V - a (K M)), M' = a_L M + (e U)^T E."""
-    dim, chunks = held.mean[0].shape[1], gm.keys.shape[1]
+    chunks = gm.keys.shape[1]
 
     def step(chunk, _):
         slot, other = lax.rem(chunk, 2), lax.rem(chunk + 1, 2)
-        mean, vectors = [part.at[slot] for part in held.mean], held.rows.at[slot]
+        entry, vectors = [part.at[slot] for part in held.mean], held.rows.at[slot]
         keys = held.keys if held.writes else held.keys.at[slot]
         plgpu.barrier_wait(held.loaded)
         plgpu.barrier_wait(held.both_loaded.at[slot])
         with jax.named_scope("surprise"):
-            known = tiles.down(vectors.at[ENTRY], TALL) * tiles.product(TALL, ([keys], mean))
-            value = tiles.read(held.values).astype(jnp.float32)
-            tiles.store(held.surprise, value - known)
+            tiles.store(held.surprise, mean.surprise(keys, held.values, entry, vectors))
             plgpu.commit_smem()
         with jax.named_scope("errors"):
             left = [tiles.transposed(part) for part in held.inverse]
@@ -128,14 +111,13 @@ def _carry(gm: Arrays, held: Held, at: Program) -> None:
         plgpu.barrier_wait(held.read)  # of the chunk before
         _fetch_both(gm, held, at, chunk + 1)
         with jax.named_scope("errors store"):
-            tiles.store(held.surprise, tiles.down(vectors.at[TO_END], TALL) * error)
+            tiles.store(held.surprise, mean.aged(error, vectors))
             tiles.store(held.errors, error)
             plgpu.commit_smem()
             plgpu.barrier_arrive(held.made)
         with jax.named_scope("mean"):
-            change = tiles.product((dim, BAND), (_written(held, slot), held.surprise))
-            kept = tiles.load(mean) * vectors[ENTRY, LENGTH - 1]
-            tiles.store([part.at[other] for part in held.mean], kept + change)
+            following = mean.following(entry, _written(held, slot), held.surprise, vectors)
+            tiles.store([part.at[other] for part in held.mean], following)
             plgpu.commit_smem()
         return 0
 
@@ -154,18 +136,12 @@ def _carry(gm: Arrays, held: Held, at: Program) -> None:
 
 def _read(gm: Arrays, held: Held, at: Program) -> None:
     """Reads every chunk, Y = a (Q M) + W E, and sends the means out."""
-    count, chunks = len(held.mean), gm.keys.shape[1]
+    chunks = gm.keys.shape[1]
 
     def send_mean(chunk):
         for i, part in enumerate(held.mean):
             out = gm.means.at[at.program, chunk, i, :, at.channels]
             plgpu.copy_smem_to_gmem(part.at[lax.rem(chunk, 2)], out)
-
-    def weights(vectors, slot):
-        """W_ij = q_i . U_j, times the decay from j to i, for j <= i."""
-        overlap = tiles.product(SQUARE, ([held.queries], _written(held, slot)))
-        row, column = tiles.places()
-        return jnp.where(row >= column, overlap * tiles.decays(vectors), jnp.float32(0.0))
 
     def step(chunk, _):
         slot = lax.rem(chunk, 2)
@@ -173,14 +149,12 @@ def _read(gm: Arrays, held: Held, at: Program) -> None:
         plgpu.barrier_wait(held.queries_loaded)
         plgpu.barrier_wait(held.both_loaded.at[slot])
         with jax.named_scope("weights"):
-            w = weights(vectors, slot)
+            w = mean.weights(held.queries, _written(held, slot), vectors)
         plgpu.barrier_wait(held.made)
         send_mean(chunk)
         with jax.named_scope("recall"):
-            mean = [part.at[slot] for part in held.mean]
-            recalled = tiles.product(TALL, ([held.queries], mean))
-            recalled = tiles.down(vectors.at[ENTRY], TALL) * recalled
-            recalled = recalled + tiles.register_product(w, count, held.errors, False, at.plain)
+            entry = [part.at[slot] for part in held.mean]
+            recalled = mean.recall(held.queries, entry, w, held.errors, vectors, at.plain)
         with jax.named_scope("recall store"):
             plgpu.wait_smem_to_gmem(0, wait_read_only=True)
             held.out[...] = recalled.astype(held.out.dtype)
@@ -216,6 +190,45 @@ def _reads_body(*refs, groups: int, plain: bool):
             work(gm, held, at)
 
 
+def _follow_body(*refs, groups: int, plain: bool):
+    """The same by one warpgroup, which needs less shared memory."""
+    count = len(Arrays._fields)
+    gm, held = Arrays(*refs[:count]), follow.Held._make((*refs[count:], []))
+    program, band = lax.axis_index("program"), lax.axis_index("band")
+    places = gm.values.shape[3]
+    batch, place = program // places, lax.rem(program, places)
+    channels = pl.ds(band * BAND, BAND)
+    at = follow.Program(program, batch, place, place // groups, channels, 0, plain)
+    follow.run(gm, held, at)
+
+
+def _scratch(dim: int, parts: int, stored: int) -> list[Any]:
+    """Shared memory and barriers of `Held`; `stored` parts of writes."""
+    bf16, f32 = jnp.bfloat16, jnp.float32
+
+    def wide(*shape):
+        return plgpu.SMEM(shape, bf16, transforms=tiles.WIDE)
+
+    return [
+        wide(LENGTH, dim),
+        wide(LENGTH, dim) if stored else wide(2, LENGTH, dim),
+        wide(*TALL),
+        plgpu.SMEM((2, NOISE, LENGTH), f32),
+        [wide(LENGTH, LENGTH)] * parts,
+        [wide(2, LENGTH, dim)] * stored,
+        [wide(2, dim, BAND)] * parts,
+        [wide(*TALL)] * parts,
+        [wide(*TALL)] * parts,
+        wide(*TALL),
+        plgpu.Barrier(num_arrivals=parts),
+        plgpu.Barrier(num_arrivals=1 + parts + (1 if stored else 0)),
+        plgpu.Barrier(num_arrivals=1 + (stored or 1), num_barriers=2),
+        plgpu.Barrier(num_arrivals=1),
+        plgpu.Barrier(num_arrivals=1),
+        plgpu.Barrier(num_arrivals=1),
+    ]
+
+
 def run_reads(
     tokens: Tokens,
     rows: jax.Array,
@@ -242,37 +255,19 @@ def run_reads(
     batch, chunks, _, places, width = tokens.values.shape
     heads = tokens.keys.shape[3]
     programs, parts, dim = first.shape[:3]
-    bf16, f32 = jnp.bfloat16, jnp.float32
-    stored = 0 if writes is None else parts
-
-    def wide(*shape):
-        return plgpu.SMEM(shape, bf16, transforms=tiles.WIDE)
-
-    scratch = [
-        wide(LENGTH, dim),
-        wide(LENGTH, dim) if stored else wide(2, LENGTH, dim),
-        wide(LENGTH, BAND),
-        plgpu.SMEM((2, NOISE, LENGTH), f32),
-        [wide(LENGTH, LENGTH)] * parts,
-        [wide(2, LENGTH, dim)] * stored,
-        [wide(2, dim, BAND)] * parts,
-        [wide(LENGTH, BAND)] * parts,
-        [wide(LENGTH, BAND)] * parts,
-        wide(LENGTH, BAND),
-        plgpu.Barrier(num_arrivals=parts),
-        plgpu.Barrier(num_arrivals=1 + parts + (1 if stored else 0)),
-        plgpu.Barrier(num_arrivals=1 + (stored or 1), num_barriers=2),
-        plgpu.Barrier(num_arrivals=1),
-        plgpu.Barrier(num_arrivals=1),
-        plgpu.Barrier(num_arrivals=1),
-    ]
-    body = functools.partial(_reads_body, groups=places // heads, plain=interpret)
+    options: dict[str, Any] = {"groups": places // heads, "plain": interpret}
+    if dim <= DIMS[-1]:
+        body = functools.partial(_reads_body, **options)
+        scratch = _scratch(dim, parts, 0 if writes is None else parts)
+        threads: dict[str, Any] = {"num_threads": 2, "thread_name": "work"}
+    else:
+        body, scratch = functools.partial(_follow_body, **options), follow.scratch(dim, parts, 1)
+        threads = {}
     out = [
-        jax.ShapeDtypeStruct((batch, chunks, LENGTH, places, width), bf16),
-        jax.ShapeDtypeStruct((programs, chunks + 1, parts, dim, width), bf16),
+        jax.ShapeDtypeStruct((batch, chunks, LENGTH, places, width), jnp.bfloat16),
+        jax.ShapeDtypeStruct((programs, chunks + 1, parts, dim, width), jnp.bfloat16),
     ]
     grid = (programs, width // BAND)
-    threads = {"num_threads": 2, "thread_name": "work"}
     return warpgroups.mosaic_kernel(
         body, out, scratch, grid=grid, grid_names=("program", "band"), **threads
     )(*tokens, rows, inverse, tokens.keys if writes is None else writes, first)

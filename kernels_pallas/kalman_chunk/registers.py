@@ -7,6 +7,7 @@ not arrays. The interpreter runs none of it.
 from typing import Any
 
 from jax.experimental.mosaic.gpu import utils as mgpu_utils
+from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith as _arith
 from jaxlib.mlir.dialects import llvm as _llvm
@@ -105,6 +106,18 @@ def store_wide(
     line = arith.addi(arith.muli(tile, i32(8)), local)
     offset = arith.addi(arith.muli(line, i32(columns)), arith.muli(place, i32(PIECE)))
     store16(matrix, offset, values)
+
+
+def fence_cluster() -> None:
+    """Orders a thread's accesses to memory, and those of its bulk copies, for a whole cluster."""
+
+    @plgpu.inline_mgpu()
+    def run(_):
+        for kind in ("acq_rel.cluster", "proxy.async.global"):
+            nothing = ir.Type.parse("!llvm.void")
+            llvm.inline_asm(nothing, [], f"fence.{kind};", "~{memory}", has_side_effects=True)
+
+    run()
 
 
 def tf32_parts(x: ir.Value) -> tuple[ir.Value, ir.Value]:

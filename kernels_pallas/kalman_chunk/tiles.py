@@ -219,7 +219,7 @@ def bands(size: int) -> list[slice]:
     return [slice(start, start + BAND) for start in range(0, size, BAND)]
 
 
-def columns(parts: Sequence[Any], band: slice) -> list[Any]:
+def columns(parts: Sequence[Any], band: Any) -> list[Any]:
     """A band of columns of each part."""
     return [part.at[:, band] for part in parts]
 

@@ -9,6 +9,8 @@ import jax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from kernels_pallas.kalman_chunk import registers
+
 
 def mosaic_kernel(body: Callable[..., None], out: Any, scratch: Any, **options: Any) -> Any:
     """`plgpu.kernel` with the names that this version of JAX has for outputs and scratch.
@@ -54,3 +56,14 @@ def meet(met: Sequence[Any]) -> None:
     for barrier in met:
         plgpu.barrier_arrive(barrier)
         plgpu.barrier_wait(barrier)
+
+
+def show(plain: bool) -> None:
+    """Orders what this warpgroup, and copies that it waited for, wrote before what others read.
+
+    Before arriving at a barrier of a cluster, and after having waited for one. `plain` is for the
+    interpreter, where everything is ordered.
+    """
+    plgpu.commit_smem()  # some threads arrive for all, some have waited for copies
+    if not plain:
+        registers.fence_cluster()

@@ -1,6 +1,6 @@
 """The delta rule's reverse by kernels against the plain JAX that defines it.
 
-Without a GPU they are interpreted; `JAX_PLATFORMS=cuda pytest tests/kernels_pallas` runs them.
+Without a GPU they are interpreted; `pytest tests/kernels_pallas --device=gpu` runs them.
 """
 
 import functools

@@ -1,6 +1,6 @@
 """The delta rule's kernels against the algebra and the recurrence, and lowered for CUDA.
 
-Without a GPU they are interpreted; `JAX_PLATFORMS=cuda pytest tests/kernels_pallas` runs them.
+Without a GPU they are interpreted; `pytest tests/kernels_pallas --device=gpu` runs them.
 """
 
 import functools

@@ -1,6 +1,6 @@
 """The Kalman chunk's reverse by kernels against the plain JAX that defines it.
 
-Without a GPU they are interpreted; `JAX_PLATFORMS=cuda pytest tests/kernels_pallas` runs them.
+Without a GPU they are interpreted; `pytest tests/kernels_pallas --device=gpu` runs them.
 """
 
 import functools
@@ -80,6 +80,7 @@ def cotangents(tokens, cov, mean, absent):
         (128, 128, 1, 2, True, ("mean", "cov")),
         (128, 64, 1, 2, True, ()),  # bands of values for one of two warpgroups only
         (64, 64, 1, 3, True, ("reads",)),
+        (256, 64, 2, 2, True, ()),  # in XLA, from what kernels keep
     ),
 )
 def test_reverse_by_kernels_equals_its_definition(dim, width, groups, parts, packed, absent):

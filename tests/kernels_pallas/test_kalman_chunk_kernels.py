@@ -1,6 +1,6 @@
 """The Kalman chunk's kernels against the algebra and the XLA form, and lowered for CUDA.
 
-Without a GPU they are interpreted; `JAX_PLATFORMS=cuda pytest tests/kernels_pallas` runs them.
+Without a GPU they are interpreted; `pytest tests/kernels_pallas --device=gpu` runs them.
 """
 
 import contextlib
@@ -14,7 +14,17 @@ import pytest
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from bayesmem.ops.kalman.chunked import chunked
-from kernels_pallas.kalman_chunk import algebra, back, bwd, fwd, op, reads, reverse, tiles
+from kernels_pallas.kalman_chunk import (
+    algebra,
+    back,
+    bwd,
+    fwd,
+    op,
+    reads,
+    reverse,
+    tiles,
+    together,
+)
 from kernels_pallas.kalman_chunk.chunks import Tokens, between, expand, make_vectors
 from kernels_pallas.kalman_chunk.config import Config
 from tests.kernels_pallas.kernel_checks import assert_cotangent_close, count_kernels
@@ -61,7 +71,8 @@ def case(dim, width, groups=1, packed=False, chunks=2):
 
 @needs_interpreter
 @pytest.mark.parametrize(
-    "dim,groups,parts,packed", ((64, 2, 3, True), (64, 1, 2, False), (128, 1, 2, True))
+    "dim,groups,parts,packed",
+    ((64, 2, 3, True), (64, 1, 2, False), (128, 1, 2, True), (256, 1, 2, True)),
 )
 def test_covariance_kernel_equals_the_algebra(dim, groups, parts, packed):
     tokens, vectors, cov, _ = case(dim, 64, groups, packed)
@@ -77,7 +88,9 @@ def test_covariance_kernel_equals_the_algebra(dim, groups, parts, packed):
 
 
 @needs_interpreter
-@pytest.mark.parametrize("dim,width,groups,packed", ((64, 128, 1, True), (128, 64, 2, False)))
+@pytest.mark.parametrize(
+    "dim,width,groups,packed", ((64, 128, 1, True), (128, 64, 2, False), (256, 64, 1, False))
+)
 def test_both_kernels_equal_the_algebra(dim, width, groups, packed):
     given = case(dim, width, groups, packed)
     wanted = op._forward(*given, Config(kernel=False))[0]
@@ -94,13 +107,13 @@ def test_both_kernels_equal_the_algebra(dim, width, groups, packed):
 
 @pytest.mark.skipif(ON_GPU, reason="races are found by the interpreter")
 @needs_interpreter
-@pytest.mark.parametrize("dim", (64, 128))
-def test_warpgroups_do_not_race(dim):
+@pytest.mark.parametrize("dim,width", ((64, 64), (64, 128), (128, 64), (256, 64)))
+def test_warpgroups_do_not_race(dim, width):
     from jax._src.pallas.mosaic_gpu.interpret import gpu_callbacks
 
     params = plgpu.InterpretGPUParams(detect_races=True)
     with plgpu.force_gpu_interpret_mode(params):
-        jax.block_until_ready(op._forward(*case(dim, 64), KERNELS()))
+        jax.block_until_ready(op._forward(*case(dim, width), KERNELS()))
     assert not gpu_callbacks.get_races().races_found
 
 
@@ -178,6 +191,39 @@ def test_kernels_lower_for_cuda(dim, parts):
         *((walk, (f, own, last)) for walk in walks),
     ):
         assert count_kernels(kernel, *arguments) == 1
+
+
+def test_a_cluster_lowers_for_cuda():
+    shape = functools.partial(jax.ShapeDtypeStruct, dtype=jnp.float32)
+    keys, first = ((2, 3, LENGTH, 5, 256), (10, 2, 256, 256))
+    given = shape((2, 3, 5, 5, LENGTH)), shape((2, 3, 5, LENGTH))
+    keys, first = (jax.ShapeDtypeStruct(x, jnp.bfloat16) for x in (keys, first))
+    assert count_kernels(fwd.run_chain, keys, *given, first) == 1
+    three = jax.ShapeDtypeStruct((10, 3, 256, 256), jnp.bfloat16)
+    with pytest.raises(ValueError, match="parts: found 3"):
+        jax.eval_shape(fwd.run_chain, keys, *given, three)
+
+
+def test_chain_and_reads_are_one_launch_where_there_is_room():
+    assert together.fits(128, 128, 66)
+    assert not together.fits(128, 128, 67)  # a program that waits would take one's place
+    assert not together.fits(128, 64, 8)
+    assert not together.fits(256, 128, 8)
+    given = jax.eval_shape(lambda: case(128, 128))
+    assert count_kernels(lambda *x: op._forward(*x, Config())[0].reads, *given) == 1
+    given = jax.eval_shape(lambda: case(128, 64))
+    assert count_kernels(lambda *x: op._forward(*x, Config())[0].reads, *given) == 2
+
+
+@needs_interpreter
+def test_one_launch_gives_the_numbers_of_two():
+    tokens, vectors, cov, mean = case(64, 128, groups=2, packed=True, chunks=3)
+    with run_kernels():
+        parts, covs = fwd.covariance_chain(tokens.keys, vectors, cov, KERNELS())
+        wanted = (parts, covs), reads.read_chunks(tokens, vectors, parts, mean, KERNELS())
+        found = together.filter_and_read(tokens, vectors, cov, mean, KERNELS())
+    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+        np.testing.assert_array_equal(np.asarray(one, np.float32), np.asarray(other, np.float32))
 
 
 def test_parts_add_up():

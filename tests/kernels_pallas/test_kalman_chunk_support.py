@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.sharding import AxisType
 
 from bayesmem.ops import dispatch
 from bayesmem.ops.kalman.types import KalmanInputs
@@ -40,7 +41,7 @@ def inputs(dim=64, width=64, channels=1, angle=None, dtype=jnp.float32):
         ("triton", {}, True, "no triton kernel"),
         ("pallas", {"angle": 1}, True, "rotations"),
         ("pallas", {"channels": 64}, True, "one decay a head"),
-        ("pallas", {"dim": 256}, True, "D=256"),
+        ("pallas", {"dim": 257}, True, "D=257"),
         ("pallas", {}, False, "bfloat16"),
         ("pallas", {"dtype": jnp.bfloat16}, True, "float32, and a state of bfloat16"),
         ("pallas", {}, True, "Hopper"),
@@ -73,19 +74,32 @@ def hopper(monkeypatch):
     monkeypatch.setattr(jax, "devices", lambda *names: real(*names) if names else [found])
 
 
-def test_several_devices_are_refused(hopper, monkeypatch):
-    assert not device.missing_of_machine()
-    monkeypatch.setattr(jax, "device_count", lambda *_: 2)
-    with pytest.raises(NotImplementedError, match="2 were found.*shard_map"):
-        op.run("pallas", inputs(), 64, narrow=True)
+def mesh_of(manual, axis_type=AxisType.Auto):
+    """What is in use within `jax.shard_map` over some axes."""
+    types = tuple(AxisType.Manual if name in manual else axis_type for name in "abc")
+    return jax.sharding.AbstractMesh((2, 4, 1), ("a", "b", "c"), axis_types=types)
 
 
-@pytest.mark.parametrize("manual,refused", ((("a", "b"), False), (("a",), True), ((), True)))
-def test_every_axis_of_a_mesh_has_to_be_manual(hopper, monkeypatch, manual, refused):
-    mesh = type("Mesh", (), {"shape": {"a": 2, "b": 4, "c": 1}, "manual_axes": manual})()
-    monkeypatch.setattr(jax.sharding, "get_abstract_mesh", lambda: mesh)
+def test_several_devices_are_taken(hopper, monkeypatch):
     monkeypatch.setattr(jax, "device_count", lambda *_: 8)
-    assert bool(device.missing_of_machine()) == refused
+    assert not device.missing_of_machine()
+    with jax.sharding.use_abstract_mesh(mesh_of(())):
+        assert not device.missing_of_machine()
+
+
+@pytest.mark.parametrize("manual,refused", (("ab", False), ("a", True), ("bc", True)))
+def test_every_axis_of_a_mesh_is_manual_or_none(hopper, manual, refused):
+    with jax.sharding.use_abstract_mesh(mesh_of(manual)):
+        assert bool(device.missing_of_machine()) == refused
+        if refused:
+            with pytest.raises(NotImplementedError, match=f"over {', '.join(manual)} of a, b"):
+                op.run("pallas", inputs(), 64, narrow=True)
+
+
+def test_meshes_in_the_types_of_arrays_are_refused(hopper):
+    with jax.sharding.use_abstract_mesh(mesh_of((), AxisType.Explicit)):
+        with pytest.raises(NotImplementedError, match="Explicit was found.*auto_axes"):
+            op.run("pallas", inputs(), 64, narrow=True)
 
 
 def test_a_default_device_without_kernels_is_refused(hopper):

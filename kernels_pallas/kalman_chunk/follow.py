@@ -1,0 +1,172 @@
+"""Warpgroups that carry the mean and read it, chunk after chunk, on what one chain leaves.
+
+A warpgroup has a band of 64 value channels, and all that share a program have tokens and factors in
+common. Where the chain runs in the same launch (`together`), they follow it a chunk behind.
+"""
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from kernels_pallas.kalman_chunk import mean, tiles, warpgroups
+from kernels_pallas.kalman_chunk.chunks import NOISE
+from kernels_pallas.kalman_chunk.mean import TALL, Arrays
+from kernels_pallas.kalman_chunk.tiles import BAND, LENGTH
+
+
+class Held(NamedTuple):
+    """In shared memory. Lists are parts, bfloat16; `team` warpgroups have one each of some."""
+
+    tokens: Any  # [L, D] keys, then queries
+    rows: Any  # [2, 4, L] float32, of two chunks, all but the noise
+    inverse: list[Any]  # [L, L] T^T
+    writes: list[Any]  # [L, D] U
+    mean: list[Any]  # [team, D, 64]
+    values: Any  # [team, L, 64]
+    errors: list[Any]  # [team, L, 64]
+    out: Any  # [team, L, 64]
+    keys_loaded: Any  # barriers: of keys and rows,
+    queries_loaded: Any  # of queries,
+    factors_loaded: Any  # of T and U,
+    values_loaded: Any  # of each one's values,
+    first_loaded: Any  # and first mean,
+    met: list[Any]  # of all in the program,
+    written: list[Any]  # of them and the chain: T and U are there; none where they all are
+
+
+class Program(NamedTuple):
+    """Where a program is, and which of its team a warpgroup is."""
+
+    program: Any
+    batch: Any
+    place: Any  # head and noise group
+    head: Any
+    channels: Any
+    member: int
+    plain: bool
+
+
+def scratch(dim: int, parts: int, team: int) -> list[Any]:
+    """Shared memory and barriers of `Held`, but for `written`."""
+
+    def wide(*shape: int) -> Any:
+        return plgpu.SMEM(shape, jnp.bfloat16, transforms=tiles.WIDE)
+
+    return [
+        wide(LENGTH, dim),
+        plgpu.SMEM((2, NOISE, LENGTH), jnp.float32),
+        [wide(LENGTH, LENGTH)] * parts,
+        [wide(LENGTH, dim)] * parts,
+        [wide(team, dim, BAND)] * parts,
+        wide(team, *TALL),
+        [wide(team, *TALL)] * parts,
+        wide(team, *TALL),
+        plgpu.Barrier(num_arrivals=2),
+        plgpu.Barrier(num_arrivals=1),
+        plgpu.Barrier(num_arrivals=2 * parts),
+        plgpu.Barrier(num_arrivals=1, num_barriers=team),
+        plgpu.Barrier(num_arrivals=parts, num_barriers=team),
+        warpgroups.meeting(team),
+    ]
+
+
+def _fetch_keys(gm: Arrays, held: Held, at: Program, chunk: Any) -> None:
+    """Loads what is first needed of a chunk; past the last one it loads that again."""
+    given = lax.min(chunk, gm.keys.shape[1] - 1)
+    if at.member == 0:
+        source = gm.keys.at[at.batch, given, :, at.head]
+        plgpu.copy_gmem_to_smem(source, held.tokens, held.keys_loaded)
+        rows = gm.rows.at[at.batch, given, at.head, pl.ds(0, NOISE)]  # the noise is the last one
+        plgpu.copy_gmem_to_smem(rows, held.rows.at[lax.rem(chunk, 2)], held.keys_loaded)
+    values = gm.values.at[at.batch, given, :, at.place, at.channels]
+    target = held.values.at[at.member]
+    plgpu.copy_gmem_to_smem(values, target, held.values_loaded.at[at.member])
+
+
+def _fetch_queries(gm: Arrays, held: Held, at: Program, chunk: Any) -> None:
+    source = gm.queries.at[at.batch, chunk, :, at.head]
+    plgpu.copy_gmem_to_smem(source, held.tokens, held.queries_loaded)
+
+
+def _fetch_factors(gm: Arrays, held: Held, at: Program, chunk: Any) -> None:
+    for source, target in ((gm.inverse, held.inverse), (gm.writes, held.writes)):
+        for i, part in enumerate(target):
+            plgpu.copy_gmem_to_smem(source.at[at.program, chunk, i], part, held.factors_loaded)
+
+
+def run(gm: Arrays, held: Held, at: Program) -> None:
+    """Carries and reads one band through all chunks."""
+    chunks, leads = gm.keys.shape[1], at.member == 0
+    own_mean, errors = ([part.at[at.member] for part in x] for x in (held.mean, held.errors))
+    values, out = held.values.at[at.member], held.out.at[at.member]
+    written = tiles.flipped(held.writes)
+
+    def send_mean(chunk: Any) -> None:
+        for i, part in enumerate(own_mean):
+            target = gm.means.at[at.program, chunk, i, :, at.channels]
+            plgpu.copy_smem_to_gmem(part, target)
+
+    def next_mean(block, _, vectors):
+        """64 rows of the next mean, in place."""
+        rows = pl.ds(block * BAND, BAND)
+        entry = [part.at[rows] for part in own_mean]
+        writes = [part.at[:, rows] for part in held.writes]
+        tiles.store(entry, mean.following(entry, tiles.flipped(writes), errors, vectors))
+        return 0
+
+    def step(chunk, _):
+        vectors = held.rows.at[lax.rem(chunk, 2)]
+        send_mean(chunk)
+        for barrier in held.written:
+            plgpu.barrier_arrive(barrier)
+            plgpu.barrier_wait(barrier)
+            warpgroups.show(at.plain)
+        if leads:
+            _fetch_factors(gm, held, at, chunk)
+        plgpu.barrier_wait(held.keys_loaded)
+        plgpu.barrier_wait(held.values_loaded.at[at.member])
+        with jax.named_scope("surprise"):
+            tiles.store(errors, mean.surprise(held.tokens, values, own_mean, vectors))
+        warpgroups.meet(held.met)  # all are done with the keys
+        if leads:
+            _fetch_queries(gm, held, at, chunk)
+        plgpu.barrier_wait(held.factors_loaded)
+        with jax.named_scope("errors"):
+            error = tiles.product(TALL, (tiles.flipped(held.inverse), errors))
+            plgpu.commit_smem()  # all warps are done with what they are stored over
+            tiles.store(errors, error)
+            plgpu.commit_smem()
+        plgpu.barrier_wait(held.queries_loaded)
+        with jax.named_scope("recall"):
+            w = mean.weights(held.tokens, written, vectors)
+            recalled = mean.recall(held.tokens, own_mean, w, errors, vectors, at.plain)
+        plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+        warpgroups.meet(held.met)  # all are done with the queries
+        _fetch_keys(gm, held, at, chunk + 1)
+        with jax.named_scope("mean"):
+            tiles.store(errors, mean.aged(error, vectors))
+            out[...] = recalled.astype(out.dtype)
+            plgpu.commit_smem()
+            target = gm.reads.at[at.batch, chunk, :, at.place, at.channels]
+            plgpu.copy_smem_to_gmem(out, target)
+            lax.fori_loop(
+                0, own_mean[0].shape[0] // BAND, functools.partial(next_mean, vectors=vectors), 0
+            )
+        warpgroups.meet(held.met)  # all are done with the factors
+        return 0
+
+    _fetch_keys(gm, held, at, jnp.int32(0))
+    first_loaded = held.first_loaded.at[at.member]
+    for i, part in enumerate(own_mean):
+        plgpu.copy_gmem_to_smem(gm.first.at[at.program, i, :, at.channels], part, first_loaded)
+    plgpu.barrier_wait(first_loaded)
+    lax.fori_loop(0, chunks, step, 0)
+    send_mean(jnp.int32(chunks))
+    plgpu.barrier_wait(held.keys_loaded)  # of the last fetch, which nobody reads
+    plgpu.barrier_wait(held.values_loaded.at[at.member])
+    plgpu.wait_smem_to_gmem(0)
