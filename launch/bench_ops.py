@@ -26,6 +26,7 @@ _CHUNK_SIZE = flags.DEFINE_integer(
 )
 _OPS = flags.DEFINE_list("ops", [], "Only these ops, separated by commas.")
 _FORMS = flags.DEFINE_list("forms", [], "Only these forms.")
+_DIMS = flags.DEFINE_list("dims", [], "Only shapes with these D.")
 _DTYPE = flags.DEFINE_enum(
     "dtype", None, ["bfloat16", "float32"], "Of q, k and v; left out: what the suite has."
 )
@@ -51,6 +52,7 @@ def main(argv: list[str]) -> None:
         chunk_size=_CHUNK_SIZE.value,
         ops=_OPS.value,
         forms=_FORMS.value,
+        dims=[int(dim) for dim in _DIMS.value],
         dtype=_DTYPE.value,
         peers=_PEERS.value,
         gradient_errors=_GRADIENT_ERRORS.value,

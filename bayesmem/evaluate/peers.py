@@ -15,7 +15,7 @@ import numpy as np
 
 from bayesmem.evaluate.device_time import Race, milliseconds, replay_timer
 from bayesmem.evaluate.speed_counts import SOLVER_STEPS
-from bayesmem.evaluate.speed_inputs import Case, relative_error
+from bayesmem.evaluate.speed_inputs import Case, compare_gradients, relative_error
 from kernels_pallas.shapes import Shape, SlotShape
 
 PEERS = {"fla": ("delta_rule", "mesa_net")}
@@ -103,8 +103,7 @@ def build(row: dict[str, Any], case: Case, exact: Callable[[], Any] | None) -> R
     row["relative_error"] = relative_error(_array(output), case.exact)
     if exact is not None:
         wanted, arrays = exact(), dict(zip(tensors, found, strict=True))
-        errors = [relative_error(_array(arrays[key])[:1], wanted[key]) for key in wanted]
-        row["gradient_error"] = max(errors)
+        row |= compare_gradients({key: _array(arrays[key]) for key in wanted}, wanted)
     del output, found
     torch.cuda.reset_peak_memory_stats()
     run()

@@ -20,6 +20,7 @@ from bayesmem.evaluate.speed_inputs import (
     STATE,
     Case,
     caller,
+    compare_gradients,
     draw_case,
     exact_gradients,
     gradients,
@@ -58,7 +59,8 @@ def bench_ops(suite: str, options: Options | None = None) -> Iterator[dict[str, 
       (median, device alone; None without a GPU) with gpu_ms_low and gpu_ms_high (quartiles) and
       gpu_ms_by (how it was measured), wall_ms, wall_ms_low, wall_ms_high (host included),
       relative_error (of the output, against the token recurrence in float64 on the same inputs),
-      gradient_error (the largest of any input, first sequence of the batch; None unless asked for),
+      gradient_errors (by input, first sequence of the batch; None unless asked for) and
+      gradient_error (the largest of them),
       peak_bytes (inputs, outputs and temporaries), temp_bytes (temporaries alone; None for peers),
       bytes and flops (the fewest, see `bayesmem.evaluate.speed_counts`), roofline (the least time
       of this device over gpu_ms), note, device, versions. Numbers of a form that failed are None,
@@ -93,6 +95,8 @@ def _groups(suite: str, options: Options) -> Iterator[list[tuple[str, AnyShape, 
     memories = [name for name in names if name != "slot_memory"]
     shape: AnyShape
     for shape in SUITES[suite]:
+        if options.dims and shape.D not in options.dims:
+            continue
         timed = [
             name
             for name in memories
@@ -100,7 +104,7 @@ def _groups(suite: str, options: Options) -> Iterator[list[tuple[str, AnyShape, 
         ]
         for mode in MODES:
             yield [(name, shape, mode) for name in timed]
-    if "slot_memory" in names:
+    if "slot_memory" in names and not options.dims:
         slots: Sequence[AnyShape] = SLOT_SUITES[suite]
         steps = [("slot_memory", shape, STEP) for shape in slots if shape.T == 1]
         if steps:
@@ -136,8 +140,8 @@ def _row(case: Case, form: str, mode: str) -> dict[str, Any]:
     row = {"op": case.name, "implementation": form, "mode": mode, **case.shape._asdict()}
     row |= {"chunk_size": None, "dtype": case.cotangent.dtype.name}
     times = [f"{clock}_ms{end}" for clock in ("gpu", "wall") for end in ("", "_low", "_high")]
-    others = ("gpu_ms_by", "relative_error", "gradient_error", "peak_bytes", "temp_bytes")
-    row |= dict.fromkeys((*times, *others))
+    errors = ("relative_error", "gradient_error", "gradient_errors")
+    row |= dict.fromkeys((*times, "gpu_ms_by", *errors, "peak_bytes", "temp_bytes"))
     return row | {
         "bytes": count_bytes(case.inputs, case.cotangent, case.shape, mode),
         "flops": count_flops(case.name, case.shape, mode),
@@ -197,7 +201,7 @@ def _build(row: dict[str, Any], case: Case, exact) -> Race:
     output, found = outputs if mode == "fwd+bwd" else (outputs, {})
     row["relative_error"] = relative_error(output, case.exact)
     if exact is not None:
-        row["gradient_error"] = gradient_error(found, exact())
+        row |= compare_gradients(found, exact())
     memory = program.memory_analysis()
     if memory is not None:
         row["temp_bytes"] = int(memory.temp_size_in_bytes)
@@ -220,11 +224,6 @@ def _go_on(program, states: list[Any], rest) -> None:
     state, number = program(states.pop(), rest)
     jax.block_until_ready(number)
     states.append(state)
-
-
-def gradient_error(found: dict[str, Any], exact: dict[str, np.ndarray]) -> float:
-    """Returns the largest relative error of any input's gradient, for the first sequence."""
-    return max(relative_error(found[key][:1], exact[key]) for key in exact)
 
 
 def _take_turn(race: Race) -> bool:

@@ -98,6 +98,12 @@ def relative_error(found: Any, exact: np.ndarray) -> float:
     return float(np.linalg.norm(np.asarray(found, np.float64) - exact) / np.linalg.norm(exact))
 
 
+def compare_gradients(found: dict[str, Any], exact: dict[str, np.ndarray]) -> dict[str, Any]:
+    """Returns the errors of gradients as a row has them, for the first sequence of the batch."""
+    errors = {key: relative_error(found[key][:1], exact[key]) for key in exact}
+    return {"gradient_error": max(errors.values()), "gradient_errors": errors}
+
+
 def caller(
     name: str, shape: Shape | SlotShape, form: str, chunk_size: int | None
 ) -> Callable[[Inputs], tuple[jax.Array, Any]]:
