@@ -10,7 +10,9 @@ os.environ.setdefault(
 )
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.3")
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
-if "--device=gpu" in sys.argv:  # JAX has to know before it is imported, workers inherit it
+if "--device=gpu" in sys.argv or "--device gpu" in " ".join(
+    sys.argv
+):  # JAX has to know before it is imported, workers inherit it
     os.environ["JAX_PLATFORMS"] = "cuda,cpu"
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # Threads of XLA's CPU client, by default one a core. The interpreter of kernels takes one for each
@@ -33,8 +35,14 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
-    if config.getoption("--device") == "gpu" and jax.default_backend() != "gpu":
-        raise pytest.UsageError("--device=gpu: JAX finds no GPU (write it with the = sign)")
+    if config.getoption("--device") != "gpu":
+        return
+    try:
+        found = jax.default_backend()
+    except RuntimeError as error:
+        found = str(error)
+    if found != "gpu":
+        raise pytest.UsageError(f"--device=gpu: JAX finds no GPU, but {found}")
 
 
 @pytest.fixture

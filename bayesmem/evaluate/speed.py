@@ -67,7 +67,7 @@ def bench_ops(suite: str, options: Options | None = None) -> Iterator[dict[str, 
       and `note` says why; a kernel that does not exist for the shape or device has no row.
 
     Raises:
-      ValueError: unknown suite, op, form, dtype or peer, no repeats, or a chunk size below 1.
+      ValueError: unknown suite, op, form, D, dtype or peer, no repeats, or a chunk size below 1.
       ImportError: a peer is not installed.
       NotImplementedError: peers are asked for without a GPU.
     """

@@ -99,9 +99,18 @@ def relative_error(found: Any, exact: np.ndarray) -> float:
 
 
 def compare_gradients(found: dict[str, Any], exact: dict[str, np.ndarray]) -> dict[str, Any]:
-    """Returns the errors of gradients as a row has them, for the first sequence of the batch."""
+    """Compares gradients for the first sequence of the batch.
+
+    Args:
+      found: by input, of the whole batch.
+      exact: by input, of the first sequence; only these are compared.
+
+    Returns:
+      The fields of a row: gradient_errors, relative ones by input, and gradient_error, the largest
+      of them, or NaN if one is.
+    """
     errors = {key: relative_error(found[key][:1], exact[key]) for key in exact}
-    return {"gradient_error": max(errors.values()), "gradient_errors": errors}
+    return {"gradient_error": float(np.max(list(errors.values()))), "gradient_errors": errors}
 
 
 def caller(

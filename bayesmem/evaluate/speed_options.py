@@ -17,7 +17,7 @@ class Options(NamedTuple):
       chunk_size: tokens in a chunk of the chunk forms, or None for those of `CHUNK_SIZES`.
       ops: names of the ops to time; none for all.
       forms: names of our forms to time; none for all.
-      dims: D of the shapes to time; none for all.
+      dims: D of the shapes to time; none for all. The slot memory has no D: it is left out then.
       dtype: of q, k and v, "bfloat16" or "float32"; None for the suite's. Gates are float32.
       peers: other libraries to time on the same inputs, of `bayesmem.evaluate.peers.PEERS`.
       gradient_errors: compare gradients too, with those of the float64 token recurrence: costly.
@@ -43,8 +43,12 @@ def check_options(suite: str, options: Options) -> None:
         raise ValueError(f"chunk_size: found {options.chunk_size}, wanted at least 1")
     if options.dtype not in (None, "bfloat16", "float32"):
         raise ValueError(f"dtype: found {options.dtype!r}, wanted 'bfloat16' or 'float32'")
-    known = {shape.D for shape in SUITES[suite]}
-    _require_some("dims", [str(dim) for dim in options.dims], [str(dim) for dim in sorted(known)])
+    known = sorted({shape.D for shape in SUITES[suite]})
+    for dim in options.dims:
+        if dim not in known:
+            some = f"some of {', '.join(map(str, known))}"
+            wanted = some if known else f"none, for no shape of suite {suite!r} has a D"
+            raise ValueError(f"dims: found {dim}, wanted {wanted}")
     _require_some("peers", options.peers, peers.PEERS)
     _require_some("ops", options.ops, all_ops(options))
     _require_some("forms", options.forms, {form for _, of_op in OPS.values() for form in of_op})

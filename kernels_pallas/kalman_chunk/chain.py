@@ -44,9 +44,10 @@ class Arrays(NamedTuple):
 
 
 class Held(NamedTuple):
-    """In shared memory. Lists are parts, bfloat16; `finished` and what follows share a place.
+    """In shared memory. Lists are parts, bfloat16; w is D, or the columns of a slab.
 
-    w is D, or the columns of a slab.
+    Some take each other's place: `finished` and `aged`, `share`, `writes` and `gain`; with slabs
+    those that `fwd.scratch_of` says.
     """
 
     keys: Any  # [L, D] bfloat16

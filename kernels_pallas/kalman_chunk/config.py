@@ -17,7 +17,8 @@ class Config:
       forward: precision of the XLA products of the forward pass: without kernels, and of variances.
       backward: the same of the backward pass: without kernels, through variances, and at D = 256.
       kernel: whether kernels run, or what `algebra` and `bwd` state.
-      parts: bfloat16 numbers that stand for a float32 one in the kernels' products, 2 or 3.
+      parts: bfloat16 numbers that stand for a float32 one in the kernels' products, 2 or, where
+        shared memory has room for it, up to D = 64, 3.
       interpret: leave out of the kernels what the interpreter does not have.
     """
 

@@ -19,7 +19,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from kernels_pallas.kalman_chunk import chain, panels, slabs, tiles, warpgroups
 from kernels_pallas.kalman_chunk.algebra import Factors, transpose
-from kernels_pallas.kalman_chunk.chunks import Vectors, stack
+from kernels_pallas.kalman_chunk.chunks import DIMS, Vectors, stack
 from kernels_pallas.kalman_chunk.config import Config
 from kernels_pallas.kalman_chunk.tiles import LENGTH
 
@@ -129,11 +129,14 @@ def run_chain(
     Returns:
       Parts, bfloat16, of T^T [B H G, N, parts, L, L], of the writes [B H G, N, parts, L, D], and of
       P at chunk entries and at the end [B H G, N + 1, parts, D, D].
+
+    Raises:
+      ValueError: more parts than shared memory has room for at this D.
     """
     batch, chunks, _, heads, dim = keys.shape
     programs, parts = first.shape[:2]
     count = slabs.count_of(dim)
-    if count > 1 and parts > 2:
+    if dim > DIMS[0] and parts > 2:
         raise ValueError(f"parts: found {parts}, wanted 2, for which there is room at D={dim}")
     groups = programs // (batch * heads)
     body = functools.partial(_chain_body, groups=groups, plain=interpret)

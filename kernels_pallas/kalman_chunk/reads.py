@@ -2,7 +2,8 @@
 
 One program a batch row, head, noise group and band of 64 value channels. Products only: a delta
 rule whose write vectors are given. Two warpgroups share a program: one carries the mean from chunk
-to chunk, the other reads it, a chunk behind. Parts and precision are those of `chain`.
+to chunk, the other reads it, a chunk behind. At D = 256 shared memory has room for one that does
+both (`follow`). Parts and precision are those of `chain`.
 """
 
 import functools
@@ -251,10 +252,15 @@ def run_reads(
     Returns:
       Reads [B, N, L, H G, m] bfloat16, and parts of the means at chunk entries and at the end
       [B H G, N + 1, parts, D, m] bfloat16.
+
+    Raises:
+      ValueError: keys as writes at a D that this is not there for.
     """
     batch, chunks, _, places, width = tokens.values.shape
     heads = tokens.keys.shape[3]
     programs, parts, dim = first.shape[:3]
+    if writes is None and dim > DIMS[-1]:
+        raise ValueError(f"writes: found none at D={dim}, wanted them above D={DIMS[-1]}")
     options: dict[str, Any] = {"groups": places // heads, "plain": interpret}
     if dim <= DIMS[-1]:
         body = functools.partial(_reads_body, **options)

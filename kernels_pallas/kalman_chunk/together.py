@@ -112,10 +112,16 @@ def run_together(
 
     Returns:
       What `fwd.run_chain` returns, and what `reads.run_reads` does.
+
+    Raises:
+      ValueError: sizes that a cluster has no room for.
     """
     batch, chunks, _, places, width = tokens.values.shape
     heads, dim = tokens.keys.shape[3:]
     programs, parts = first[0].shape[:2]
+    if dim > DIMS[-1] or width != TEAM * BAND:
+        wanted = f"D up to {DIMS[-1]} and {TEAM * BAND} channels a group"
+        raise ValueError(f"tokens: found D={dim} and {width} channels a group, wanted {wanted}")
     out = [
         *fwd.outputs(programs, chunks, parts, dim),
         jax.ShapeDtypeStruct((batch, chunks, LENGTH, places, width), jnp.bfloat16),

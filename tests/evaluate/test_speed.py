@@ -121,6 +121,8 @@ def test_exact_gradients_are_those_of_the_first_sequence():
     wrong = compare(both | {"v": -both["v"]}, found)
     assert max(wrong["gradient_errors"], key=wrong["gradient_errors"].get) == "v"
     assert wrong["gradient_error"] == wrong["gradient_errors"]["v"] > 1
+    wrong = compare(both | {"v": both["v"] * jnp.nan}, found)
+    assert np.isnan(wrong["gradient_error"]) and np.isnan(wrong["gradient_errors"]["v"])
 
 
 def test_a_form_that_fails_keeps_its_reason(monkeypatch, caplog):

@@ -107,7 +107,7 @@ def test_both_kernels_equal_the_algebra(dim, width, groups, packed):
 
 @pytest.mark.skipif(ON_GPU, reason="races are found by the interpreter")
 @needs_interpreter
-@pytest.mark.parametrize("dim,width", ((64, 64), (64, 128), (128, 64), (256, 64)))
+@pytest.mark.parametrize("dim,width", ((64, 64), (64, 128), (128, 128), (128, 64), (256, 64)))
 def test_warpgroups_do_not_race(dim, width):
     from jax._src.pallas.mosaic_gpu.interpret import gpu_callbacks
 
@@ -147,6 +147,32 @@ def test_the_op_on_kernels_equals_the_chunk_form(monkeypatch, outputs):
     for name in varied:
         rounded = name in ("q", "k", "v")
         assert_cotangent_close(found[name], wanted[name], rounded, np.float32, length=70)
+
+
+@needs_interpreter
+def test_the_op_pads_to_the_largest_kernels():
+    # D to 256, M/G to 128, T to 128.
+    case = cases.kalman(
+        4,
+        70,
+        "scalar",
+        groups=2,
+        packed=True,
+        dim=130,
+        value_dim=140,
+        batch=1,
+        heads=1,
+        key_heads=1,
+    )
+    case |= {n: np.asarray(jnp.asarray(case[n], jnp.bfloat16), np.float32) for n in ("q", "k", "v")}
+    inputs = jax.tree.map(lambda x: x if x.dtype == bool else x.astype(jnp.float32), prepared(case))
+    wanted = jax.jit(lambda x: chunked(x, 64))(inputs)
+    with run_kernels():
+        found = op.filter_tokens(inputs, KERNELS())
+    for name in ("y", "var", "mean", "cov"):
+        one, other = (jnp.asarray(getattr(x, name), jnp.float32) for x in (found, wanted))
+        scale = float(jnp.abs(other).max())
+        assert_close(one / scale, other / scale, jnp.bfloat16 if name == "y" else "2 parts")
 
 
 @needs_interpreter
@@ -202,9 +228,18 @@ def test_a_cluster_lowers_for_cuda():
     three = jax.ShapeDtypeStruct((10, 3, 256, 256), jnp.bfloat16)
     with pytest.raises(ValueError, match="parts: found 3"):
         jax.eval_shape(fwd.run_chain, keys, *given, three)
+    inverse = jax.ShapeDtypeStruct((10, 3, 2, LENGTH, LENGTH), jnp.bfloat16)
+    writes = jax.ShapeDtypeStruct((10, 3, 2, LENGTH, 256), jnp.bfloat16)
+    read = Tokens(keys, keys, keys), given[0], inverse
+    assert count_kernels(reads.run_reads, *read, writes, first) == 1
+    with pytest.raises(ValueError, match="writes: found none at D=256"):
+        jax.eval_shape(lambda *x: reads.run_reads(*x[:3], None, x[3]), *read, first)
+    with pytest.raises(ValueError, match="found D=256 and 256 channels"):
+        jax.eval_shape(together.run_together, read[0], *given, (first, first))
 
 
-def test_chain_and_reads_are_one_launch_where_there_is_room():
+def test_chain_and_reads_are_one_launch_where_there_is_room(monkeypatch):
+    monkeypatch.setattr(together.jax, "devices", lambda: [mock.Mock(core_count=132)])
     assert together.fits(128, 128, 66)
     assert not together.fits(128, 128, 67)  # a program that waits would take one's place
     assert not together.fits(128, 64, 8)
@@ -216,8 +251,10 @@ def test_chain_and_reads_are_one_launch_where_there_is_room():
 
 
 @needs_interpreter
-def test_one_launch_gives_the_numbers_of_two():
-    tokens, vectors, cov, mean = case(64, 128, groups=2, packed=True, chunks=3)
+@pytest.mark.parametrize("dim,groups", ((64, 2), (128, 1)))
+def test_one_launch_gives_the_numbers_of_two(dim, groups):
+    assert together.fits(64, 128, 2) and together.fits(128, 128, 2)
+    tokens, vectors, cov, mean = case(dim, 128, groups, packed=True, chunks=3)
     with run_kernels():
         parts, covs = fwd.covariance_chain(tokens.keys, vectors, cov, KERNELS())
         wanted = (parts, covs), reads.read_chunks(tokens, vectors, parts, mean, KERNELS())

@@ -9,6 +9,7 @@ import pytest
 from bayesmem.evaluate.speed import bench_ops
 from bayesmem.evaluate.speed_inputs import KERNELS, OPS
 from bayesmem.evaluate.speed_options import Options
+from kernels_pallas.shapes import SUITES, Shape
 from launch.results import read_rows
 from tests.tolerances import tolerance
 
@@ -50,8 +51,10 @@ def test_bfloat16_and_errors_of_gradients():
         assert limits[0] / 100 < row["relative_error"] < limits[0]
         if row["mode"] == "fwd+bwd":
             assert limits[1] / 100 < row["gradient_error"] < limits[1]
+            errors = row["gradient_errors"]
+            assert "v" in errors and max(errors.values()) == row["gradient_error"]
         else:
-            assert row["gradient_error"] is None
+            assert row["gradient_error"] is row["gradient_errors"] is None
 
 
 @pytest.mark.parametrize(
@@ -64,12 +67,23 @@ def test_bfloat16_and_errors_of_gradients():
         ("quick", Options(ops=["slots"]), "ops: found 'slots', wanted some of .*slot_memory"),
         ("quick", Options(ops=["mesa_net"]), "ops: found 'mesa_net'"),
         ("quick", Options(forms=["fast"]), "forms: found 'fast', wanted some of .*touched"),
+        ("gpu", Options(dims=[64, 96]), "dims: found 96, wanted some of 64, 128, 256"),
+        ("decode", Options(dims=[64]), "dims: found 64, wanted none, for no shape of suite"),
         ("quick", Options(peers=["mamba"]), "peers: found 'mamba', wanted some of fla"),
     ],
 )
 def test_what_cannot_be_timed_is_named(suite, options, match):
     with pytest.raises(ValueError, match=match):
         next(bench_ops(suite, options))
+
+
+def test_only_some_dims(monkeypatch):
+    shapes = Shape(1, 8, 1, 4, 4), Shape(1, 8, 1, 8, 8)
+    monkeypatch.setitem(SUITES, "quick", shapes)
+    options = Options(1, forms=["recurrent"], dims=[8])
+    found = [(row["op"], row["D"]) for row in bench_ops("quick", options)]
+    memories = "kalman_memory", "delta_rule", "linear_attention"
+    assert found == [(op, 8) for _ in range(2) for op in memories]  # and no slots
 
 
 def test_only_some_ops_and_forms(caplog):
@@ -103,7 +117,7 @@ def test_results_page_is_that_of_the_committed_files(tmp_path):
 def test_ops_and_forms_that_do_not_meet(tmp_path):
     output = tmp_path / "none.json"
     done = run(*COMMAND, "--ops=slot_memory", "--forms=chunked", f"--output={output}")
-    assert done.returncode == 1 and done.stderr.startswith("error: --ops, --forms: no form")
+    assert done.returncode == 1 and done.stderr.startswith("error: --ops, --forms, --dims: no form")
     assert not output.exists()
 
 
