@@ -72,7 +72,7 @@ def split(x: Any, place: str, sizes: Mapping[str, int]) -> Any:
 
 
 def merge(x: jax.Array, place: str) -> jax.Array:
-    """Reverses `split`."""
+    """Reverses `split`: [B, H, G, ...] -> [B, H G, ...] for "B (H G)"."""
     shape, position = [], 0
     for group in groups(place):
         shape.append(math.prod(x.shape[position : position + len(group)]))
