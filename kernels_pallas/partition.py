@@ -6,16 +6,14 @@ every other axis is whole on each device. A mesh axis that divides neither is le
 along it then do the same work. The forward pass and its reverse are cut each for itself, so all
 that one leaves to the other stays where it is.
 
-Where the axes of an array are is a string that names its first axes: "B N L (H G)" stands for
-[B, N, L, H G, ...]. Merged axes are apart where arrays go from one device to another, since a part
-of B and of H is no block of B H. Trees of arrays have trees of such strings, where one string may
-stand for all arrays below it.
+Where the axes of an array are is a string, see `axes`. Merged axes are apart where arrays go from
+one device to another, since a part of B and of H is no block of B H. Trees of arrays have trees of
+such strings, where one string may stand for all arrays below it.
 """
 
 import functools
 import math
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -25,14 +23,14 @@ from jax.custom_derivatives import SymbolicZero
 from jax.experimental import custom_partitioning as xla
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from kernels_pallas import axes
+from kernels_pallas.axes import Names
+
 CUT = ("B", "H")
 """Axes of which a device may have a part."""
 
 MAPPED = "V"
 """First letter of axes that `jax.vmap` adds, which may be cut as well."""
-
-Names = tuple[str, ...]
-"""Names of the first axes of an array, none of them merged."""
 
 
 class Places(NamedTuple):
@@ -69,13 +67,13 @@ def spread(places: Callable[[Any], Places], static: int) -> Callable[[Callable],
             if not needed(arrays):
                 return run(*given)
             where = places(option)
-            arrays = jax.tree.map(_mark, _spelled(where.arguments, arrays), arrays)
+            arrays = jax.tree.map(_mark, _for_each(where.arguments, arrays), arrays)
             leaves, tree = jax.tree.flatten(arrays)
-            taken = tuple(jax.tree.leaves(_spelled(where.arguments, arrays)))
-            sizes = _sizes(taken, [x.shape for x in leaves])
-            leaves = [_split(x, place, sizes) for x, place in zip(leaves, taken, strict=True)]
+            taken = tuple(jax.tree.leaves(_for_each(where.arguments, arrays)))
+            sizes = axes.sizes(taken, [x.shape for x in leaves])
+            leaves = [axes.split(x, place, sizes) for x, place in zip(leaves, taken, strict=True)]
             apart = _function(run, static, option, tree, taken, where.results)(*leaves)
-            return jax.tree.map(_merge, apart, _spelled(where.results, apart))
+            return jax.tree.map(axes.merge, apart, _for_each(where.results, apart))
 
         return call
 
@@ -85,8 +83,9 @@ def spread(places: Callable[[Any], Places], static: int) -> Callable[[Callable],
 def needed(arrays: Any) -> bool:
     """Whether there are devices among which XLA would have to cut a call.
 
-    Not on one device: a call would gain nothing and be traced twice. Not within `jax.shard_map`,
-    where a device has nothing but its part, nor where arrays have their mesh in their types.
+    Not in a process that sees one device: a call would gain nothing and be traced twice. Not
+    within `jax.shard_map`, where a device has nothing but its part, nor where arrays have their
+    mesh in their types.
     """
     if jax.device_count() == 1 or jax.sharding.get_abstract_mesh().manual_axes:
         return False
@@ -112,16 +111,16 @@ def _function(
 
     @jax.jit
     def part(*leaves: jax.Array) -> Any:
-        sizes = _sizes(taken, [x.shape for x in leaves], apart=True)
-        given = tree.unflatten([_merge(x, place) for x, place in zip(leaves, taken, strict=True)])
-        given = jax.tree.map(lambda x: _zero(x, sizes), given, is_leaf=_absent)
+        sizes = axes.sizes(taken, [x.shape for x in leaves], apart=True)
+        given = tree.unflatten([axes.merge(*pair) for pair in zip(leaves, taken, strict=True)])
+        given = jax.tree.map(lambda x: _zero(x, sizes), given, is_leaf=_is_absent)
         found = run(*given[:static], option, *given[static:])
-        return jax.tree.map(lambda x, at: _split(x, at, sizes), found, _spelled(left, found))
+        return jax.tree.map(lambda x, at: axes.split(x, at, sizes), found, _for_each(left, found))
 
     def names_of_results(found: Any) -> list[Names]:
-        return [_names(place) for place in jax.tree.leaves(_spelled(left, found))]
+        return [axes.names(place) for place in jax.tree.leaves(_for_each(left, found))]
 
-    return jax.jit(_over_devices(part, [_names(place) for place in taken], names_of_results))
+    return jax.jit(_over_devices(part, [axes.names(place) for place in taken], names_of_results))
 
 
 def _over_devices(
@@ -162,9 +161,9 @@ def _over_devices(
 
     @call.def_vmap
     def _(size: int, mapped: Sequence[bool], *leaves: jax.Array) -> Any:
-        name = f"{MAPPED}{sum(names[0][0] == MAPPED for names in taken)}"
-        axes = [0 if one else None for one in mapped]
-        several = jax.jit(jax.vmap(part, in_axes=axes, axis_size=size))
+        name = f"{MAPPED}{len({n for names in taken for n in names if n.startswith(MAPPED)})}"
+        places = [0 if one else None for one in mapped]
+        several = jax.jit(jax.vmap(part, in_axes=places, axis_size=size))
         more = [(name, *names) if one else names for one, names in zip(mapped, taken, strict=True)]
         found = _over_devices(several, more, lambda x: [(name, *names) for names in left(x)])
         found = found(*leaves)
@@ -199,30 +198,41 @@ def _rule(
 def _cut(mesh: Mesh, arrays: Sequence[Any], names: Sequence[Names]) -> dict[str, Names]:
     """Chooses the mesh axes that cut each axis: of those found at an array, the most devices.
 
+    Mesh axes that do not divide an axis of an array are left out, and those after them kept.
+
     Args:
-      mesh: of all devices.
+      mesh: of all devices. Empty where no array of the program has a `NamedSharding`: then XLA
+        does not say which devices have what, and nothing is cut.
       arrays: shapes with their shardings.
       names: of the axes of each array.
     """
     cut: dict[str, Names] = {}
-    for name in sorted({name for axes in names for name in axes if _may_cut(name)}):
-        taken = {axis for axes in cut.values() for axis in axes}
+    if mesh.empty:
+        return cut
+    for name in sorted({name for given in names for name in given if _may_cut(name)}):
+        taken = {axis for found in cut.values() for axis in found}
         found: list[Names] = [()]
-        for x, axes in zip(arrays, names, strict=True):
-            if name in axes and x.sharding is not None:
-                place = axes.index(name)
-                mesh_axes = (*x.sharding.spec, *(None,) * x.ndim)[place] or ()
-                mesh_axes = (mesh_axes,) if isinstance(mesh_axes, str) else tuple(mesh_axes)
-                mesh_axes = tuple(axis for axis in mesh_axes if axis not in taken)
-                while x.shape[place] % _devices(mesh, mesh_axes):
-                    mesh_axes = mesh_axes[:-1]
-                found.append(mesh_axes)
+        for x, given in zip(arrays, names, strict=True):
+            if name in given:
+                place = given.index(name)
+                kept: Names = ()
+                for axis in _mesh_axes(x, place):
+                    if axis not in taken and x.shape[place] % _devices(mesh, (*kept, axis)) == 0:
+                        kept = *kept, axis
+                found.append(kept)
         cut[name] = max(found, key=functools.partial(_devices, mesh))
     return cut
 
 
-def _devices(mesh: Mesh, axes: Names) -> int:
-    return math.prod(mesh.shape[axis] for axis in axes)
+def _mesh_axes(x: Any, place: int) -> Names:
+    """Returns the mesh axes that cut one axis of an array; none where its sharding has none."""
+    spec = getattr(x.sharding, "spec", ())
+    found = (*spec, *(None,) * x.ndim)[place] or ()
+    return (found,) if isinstance(found, str) else tuple(found)
+
+
+def _devices(mesh: Mesh, mesh_axes: Names) -> int:
+    return math.prod(mesh.shape[axis] for axis in mesh_axes)
 
 
 def _sharding(mesh: Mesh, cut: Mapping[str, Names], names: Names) -> NamedSharding:
@@ -233,72 +243,23 @@ def _may_cut(name: str) -> bool:
     return name in CUT or name.startswith(MAPPED)
 
 
-def _spelled(places: Any, arrays: Any) -> Any:
+def _for_each(places: Any, arrays: Any) -> Any:
     """Gives every array its string, where one may stand for several."""
     return jax.tree.map(lambda place, x: jax.tree.map(lambda _: place, x), places, arrays)
-
-
-def _groups(place: str) -> list[list[str]]:
-    """Reads a string: "B (H G)" -> [["B"], ["H", "G"]]."""
-    return [found.strip("()").split() for found in re.findall(r"\([^)]*\)|\w+", place)]
-
-
-def _names(place: str) -> Names:
-    return tuple(name for group in _groups(place) for name in group)
-
-
-def _sizes(
-    places: Iterable[str], shapes: Iterable[tuple[int, ...]], apart: bool = False
-) -> dict[str, int]:
-    """Returns the sizes of all axes by name, those that are nowhere on their own by division."""
-    sizes: dict[str, int] = {}
-    merged = []
-    for place, shape in zip(places, shapes, strict=True):
-        groups = [[name] for name in _names(place)] if apart else _groups(place)
-        for group, size in zip(groups, shape, strict=False):
-            if len(group) > 1:
-                merged.append((group, size))
-            elif sizes.setdefault(group[0], size) != size:
-                raise ValueError(f"axis {group[0]}: found {size} and {sizes[group[0]]}")
-    for group, size in merged:
-        unknown = [name for name in group if name not in sizes]
-        if len(unknown) == 1:
-            sizes[unknown[0]] = size // math.prod(sizes.get(name, 1) for name in group)
-    return sizes
-
-
-def _split(x: Any, place: str, sizes: Mapping[str, int]) -> Any:
-    """Takes merged axes apart."""
-    groups = _groups(place)
-    shape = [
-        size if name is None else sizes[name]
-        for group, size in zip(groups, x.shape, strict=False)
-        for name in (group if len(group) > 1 else [None])
-    ]
-    return x.reshape(*shape, *x.shape[len(groups) :])
-
-
-def _merge(x: jax.Array, place: str) -> jax.Array:
-    """Reverses `_split`."""
-    shape, position = [], 0
-    for group in _groups(place):
-        shape.append(math.prod(x.shape[position : position + len(group)]))
-        position += len(group)
-    return x.reshape(*shape, *x.shape[position:])
 
 
 def _mark(place: str, x: Any) -> Any:
     return Absent(place, x.shape, x.dtype) if isinstance(x, SymbolicZero) else x
 
 
-def _absent(x: Any) -> bool:
+def _is_absent(x: Any) -> bool:
     return isinstance(x, Absent)
 
 
 def _zero(x: Any, sizes: Mapping[str, int]) -> Any:
     """Reverses `_mark`, with the part of a zero that a device has."""
-    if not _absent(x):
+    if not _is_absent(x):
         return x
-    first = [math.prod(sizes[name] for name in group) for group in _groups(x.place)]
+    first = [math.prod(sizes[name] for name in group) for group in axes.groups(x.place)]
     part: Any = jax.ShapeDtypeStruct((*first, *x.shape[len(first) :]), x.dtype)
     return SymbolicZero(part)

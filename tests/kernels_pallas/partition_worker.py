@@ -47,10 +47,10 @@ PARTS: set[tuple[int, ...]] = set()
 """Sequences and heads of the memories that ran."""
 
 
-def kalman(batch, heads):
+def kalman(batch, heads, dim=DIM):
     """Arguments of a call of the Kalman recurrence."""
     rng = np.random.default_rng(0)
-    lead, state = (batch, STEPS, heads), (batch, heads, GROUPS, DIM)
+    lead, state = (batch, STEPS, heads), (batch, heads, GROUPS, dim)
 
     def normal(*shape):
         return jnp.asarray(rng.standard_normal(shape), jnp.float32)
@@ -59,17 +59,17 @@ def kalman(batch, heads):
         return 0.3 + jnp.abs(normal(*shape))
 
     return KalmanInputs(
-        q=normal(*lead, DIM), k=normal(*lead, DIM), v=normal(*lead, GROUPS, WIDTH),
+        q=normal(*lead, dim), k=normal(*lead, dim), v=normal(*lead, GROUPS, WIDTH),
         log_decay=-positive(*lead, 1), angle=None, process_var=positive(*lead),
         obs_var=positive(*lead, GROUPS), prior_var=positive(heads),
         starts=jnp.asarray(rng.random(lead[:2]) < 0.1), mean=normal(*state, WIDTH),
-        cov=jnp.broadcast_to(jnp.eye(DIM), (*state, DIM)) * positive(batch, heads, 1, 1, 1),
+        cov=jnp.broadcast_to(jnp.eye(dim), (*state, dim)) * positive(batch, heads, 1, 1, 1),
     )  # fmt: skip
 
 
-def delta(batch, heads):
+def delta(batch, heads, dim=DIM):
     """Arguments of a call of the delta rule."""
-    rest = kalman(batch, heads)
+    rest = kalman(batch, heads, dim)
     unit = rest.k / jnp.linalg.norm(rest.k, axis=-1, keepdims=True)
     strength = jax.nn.sigmoid(rest.process_var)
     return DeltaInputs(
@@ -181,10 +181,29 @@ def around(op):
             jax.shard_map(run, mesh=mesh, in_specs=(places,), out_specs=out)
         )(cut), results),
     }  # fmt: skip
+    found["vmap of vmap of vmap"] = nested(run, inputs, cut)
+    with jax.set_mesh(mesh):
+        found["set_mesh, arguments nowhere yet"] = jax.jit(call)(inputs), wanted
+        asked = jax.jit(lambda x: call(jax.tree.map(jax.lax.with_sharding_constraint, x, places)))
+        found["set_mesh, constraints by axes"] = asked(inputs), wanted
     with jax.set_mesh(make_mesh(AxisType.Explicit)):
         own = jax.sharding.auto_axes(run, out_sharding=out)
         found["auto_axes"] = jax.jit(own)(jax.device_put(inputs, places)), results
     return {name: differences(*pair) for name, pair in found.items()}
+
+
+def nested(run, inputs, cut):
+    """Three `jax.vmap`s, the outer two of one argument alone: found and wanted."""
+    scales = jnp.arange(1.0, 13.0).reshape(2, 2, 3, *(1,) * inputs.q.ndim)
+    queries, keys = inputs.q * scales, inputs.k / scales[0, 0]
+    several = jax.vmap(lambda q, k, x: run(x._replace(q=q, k=k)), in_axes=(0, 0, None))
+    for _ in range(2):
+        several = jax.vmap(several, in_axes=(0, None, None))
+    found = jax.jit(several)(queries, keys, cut)
+    pairs = queries, jnp.broadcast_to(keys, queries.shape)
+    pairs = jax.tree.map(lambda x: x.reshape(-1, *inputs.q.shape), pairs)
+    wanted = jax.lax.map(lambda pair: run(inputs._replace(q=pair[0], k=pair[1])), pairs)
+    return found, jax.tree.map(lambda x, like: x.reshape(like.shape), wanted, found)
 
 
 def merged():

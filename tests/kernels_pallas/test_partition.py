@@ -5,15 +5,19 @@ import os
 import pathlib
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AbstractMesh, PartitionSpec
 
-from kernels_pallas import partition
+from kernels_pallas import axes, partition
+from kernels_pallas.delta_chunk import op as delta_op
 from kernels_pallas.kalman_chunk import op
-from tests.kernels_pallas.partition_worker import PLAIN, kalman
+from kernels_pallas.kalman_chunk.config import Config
+from tests.kernels_pallas.partition_worker import PLAIN, delta, gradients, kalman
 from tests.tolerances import tolerance
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -26,7 +30,8 @@ PARTS = {
     "some": (3, 2),
 }
 AROUND = (
-    "vmap", "vmap of one argument", "checkpoint", "scan", "no jit", "shard_map", "auto_axes",
+    "vmap", "vmap of one argument", "vmap of vmap of vmap", "checkpoint", "scan", "no jit",
+    "shard_map", "auto_axes", "set_mesh, arguments nowhere yet", "set_mesh, constraints by axes",
 )  # fmt: skip
 
 
@@ -104,4 +109,56 @@ def test_one_device_does_without(monkeypatch):
 
 def test_sizes_that_do_not_agree_are_named():
     with pytest.raises(ValueError, match="axis H: found 3 and 2"):
-        partition._sizes(("B H", "H"), ((1, 2), (3,)))
+        axes.sizes(("B H", "H"), ((1, 2), (3,)))
+
+
+CALLS = {
+    "kalman": (kalman, lambda x: op.filter_tokens(x, Config())),
+    "kalman, reads only": (kalman, lambda x: op.filter_tokens(x, Config()).y),
+    "delta": (delta, lambda x: delta_op.run_tokens(x, Config())),
+}
+
+
+@pytest.mark.parametrize(
+    "name,dim",
+    (*((name, dim) for name in CALLS for dim in (64, 128)),
+     ("kalman", 256), ("kalman, reads only", 256)),
+)  # fmt: skip
+def test_what_kernels_leave_to_their_reverse_is_where_it_is_said_to_be(monkeypatch, name, dim):
+    make, run = CALLS[name]
+    inputs = jax.eval_shape(lambda: make(3, 5, dim))
+    wanted = jax.eval_shape(lambda x: gradients(run, x), inputs)
+    ran = []
+    monkeypatch.setattr(partition, "needed", lambda arrays: ran.append(arrays) or True)
+    found = jax.make_jaxpr(lambda x: gradients(run, x), return_shape=True)(inputs)
+    assert len(ran) == 2 and str(found[0]).count("custom_partitioning[") == 2
+    assert found[1] == wanted
+
+
+def sharded(shape, *spec):
+    """What `partition` is given of an array; JAX's own refuses parts of different sizes."""
+    return SimpleNamespace(
+        shape=shape, ndim=len(shape), sharding=SimpleNamespace(spec=PartitionSpec(*spec))
+    )
+
+
+@pytest.mark.parametrize(
+    "batch,cut", ((8, ("data", "fsdp")), (4, ("data",)), (6, ("fsdp",)), (3, ()))
+)
+def test_mesh_axes_that_divide_are_kept(batch, cut):
+    mesh = AbstractMesh((4, 2), ("data", "fsdp"))
+    x = sharded((batch, 5), ("data", "fsdp"))
+    assert partition._cut(mesh, [x], [("B", "H")]) == {"B": cut, "H": ()}
+
+
+def test_a_mesh_axis_cuts_one_axis_and_the_most_devices_are_chosen():
+    mesh = AbstractMesh((4, 2), ("data", "fsdp"))
+    x, y = sharded((8, 8), "fsdp", "data"), sharded((8, 8), "data", "fsdp")
+    nowhere = SimpleNamespace(shape=(8, 8), ndim=2, sharding=None)
+    cut = partition._cut(mesh, [nowhere, x, y], [("B", "H")] * 3)
+    assert cut == {"B": ("data",), "H": ("fsdp",)}
+
+
+def test_without_a_mesh_nothing_is_cut():
+    x = SimpleNamespace(shape=(8,), ndim=1, sharding=object())
+    assert partition._cut(AbstractMesh((), ()), [x], [("B",)]) == {}
