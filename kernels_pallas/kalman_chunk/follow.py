@@ -15,7 +15,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from kernels_pallas.kalman_chunk import mean, tiles, warpgroups
 from kernels_pallas.kalman_chunk.chunks import NOISE
-from kernels_pallas.kalman_chunk.mean import TALL, Arrays
+from kernels_pallas.kalman_chunk.mean import TALL, Arrays, Program
 from kernels_pallas.kalman_chunk.tiles import BAND, LENGTH
 
 
@@ -37,18 +37,6 @@ class Held(NamedTuple):
     first_loaded: Any  # and first mean,
     met: list[Any]  # of all in the program,
     written: list[Any]  # of them and the chain: T and U are there; none where they all are
-
-
-class Program(NamedTuple):
-    """Where a program is, and which of its team a warpgroup is."""
-
-    program: Any
-    batch: Any
-    place: Any  # head and noise group
-    head: Any
-    channels: Any
-    member: int
-    plain: bool
 
 
 def scratch(dim: int, parts: int, team: int) -> list[Any]:

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
 
 from kernels_pallas.kalman_chunk import tiles
 from kernels_pallas.kalman_chunk.chunks import ENTRY, TO_END
@@ -28,6 +30,34 @@ class Arrays(NamedTuple):
     first: Any
     reads: Any
     means: Any
+
+
+class Program(NamedTuple):
+    """Where a program is, and which of its team a warpgroup is."""
+
+    program: Any
+    batch: Any
+    place: Any  # head and noise group
+    head: Any
+    channels: Any
+    member: int
+    plain: bool
+
+
+def locate(gm: Arrays, groups: int, band: Any, plain: bool, member: int = 0) -> Program:
+    """Returns where this program is.
+
+    Args:
+      gm: global memory.
+      groups: G, noise groups of a head.
+      band: which 64 value channels are its, or this warpgroup's.
+      plain: without inlined code.
+      member: which of a program's team a warpgroup is.
+    """
+    program, places = lax.axis_index("program"), gm.values.shape[3]
+    batch, place = program // places, lax.rem(program, places)
+    channels = pl.ds(band * BAND, BAND)
+    return Program(program, batch, place, place // groups, channels, member, plain)
 
 
 def surprise(keys: Any, values: Any, mean: Sequence[Any], vectors: Any) -> jax.Array:

@@ -19,7 +19,7 @@ from kernels_pallas.kalman_chunk import follow, mean, tiles, warpgroups
 from kernels_pallas.kalman_chunk.chunks import DIMS, NOISE, Tokens, Vectors, stack
 from kernels_pallas.kalman_chunk.config import Config
 from kernels_pallas.kalman_chunk.fwd import Parts
-from kernels_pallas.kalman_chunk.mean import TALL, Arrays
+from kernels_pallas.kalman_chunk.mean import TALL, Arrays, Program
 from kernels_pallas.kalman_chunk.tiles import BAND, LENGTH
 
 
@@ -42,17 +42,6 @@ class Held(NamedTuple):
     queries_loaded: Any  # of what the second reads;
     made: Any  # errors are there, for the second warpgroup,
     read: Any  # and it has read all it needs of a chunk
-
-
-class Program(NamedTuple):
-    """Where a program is."""
-
-    program: Any
-    batch: Any
-    place: Any  # head and noise group
-    head: Any
-    channels: Any
-    plain: bool
 
 
 def _fetch_both(gm: Arrays, held: Held, at: Program, chunk: Any) -> None:
@@ -180,10 +169,7 @@ def _reads_body(*refs, groups: int, plain: bool):
     """Lets each warpgroup do its part of a program."""
     count = len(Arrays._fields)
     gm, held = Arrays(*refs[:count]), Held._make(refs[count:])
-    program, band = lax.axis_index("program"), lax.axis_index("band")
-    places = gm.values.shape[3]
-    batch, place = program // places, lax.rem(program, places)
-    at = Program(program, batch, place, place // groups, pl.ds(band * BAND, BAND), plain)
+    at = mean.locate(gm, groups, lax.axis_index("band"), plain)
     for index, work in enumerate((_carry, _read)):
 
         @pl.when(lax.axis_index("work") == index)
@@ -195,11 +181,7 @@ def _follow_body(*refs, groups: int, plain: bool):
     """The same by one warpgroup, which needs less shared memory."""
     count = len(Arrays._fields)
     gm, held = Arrays(*refs[:count]), follow.Held._make((*refs[count:], []))
-    program, band = lax.axis_index("program"), lax.axis_index("band")
-    places = gm.values.shape[3]
-    batch, place = program // places, lax.rem(program, places)
-    channels = pl.ds(band * BAND, BAND)
-    at = follow.Program(program, batch, place, place // groups, channels, 0, plain)
+    at = mean.locate(gm, groups, lax.axis_index("band"), plain)
     follow.run(gm, held, at)
 
 

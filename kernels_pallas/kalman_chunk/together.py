@@ -47,14 +47,11 @@ def _follow(
 ) -> None:
     """Lets each warpgroup follow with a band."""
     held = follow.Held._make((*scratch, [written]))
-    program, places = lax.axis_index("program"), gm.values.shape[3]
-    batch, place = program // places, lax.rem(program, places)
     for member in range(TEAM):
 
         @pl.when(lax.axis_index("half") == member)
         def _(member=member):
-            channels = pl.ds(member * BAND, BAND)
-            at = follow.Program(program, batch, place, place // groups, channels, member, plain)
+            at = mean.locate(gm, groups, member, plain, member)
             follow.run(gm, held, at)
 
 
