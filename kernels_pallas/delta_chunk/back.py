@@ -75,4 +75,5 @@ def _of_vectors(vectors: Vectors, before_ct: jax.Array, found: after.After) -> V
         coarse=logs,
         fine=logs,
         obs_var=jnp.zeros_like(vectors.obs_var),
+        injected=jnp.zeros_like(vectors.injected),
     )

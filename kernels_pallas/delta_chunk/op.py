@@ -21,7 +21,7 @@ Passed = tuple[jax.Array, jax.Array]
 
 
 TOKENS = Tokens._make(("B N L H",) * 3)
-VECTORS = Vectors._make(("B N H",) * 6)
+VECTORS = Vectors._make(("B N H",) * 7)
 PASSED = "B N L H", "B H"
 """Where the axes are that devices may share, see `partition`."""
 

@@ -115,4 +115,5 @@ def _of_vectors(
         coarse=logs,
         fine=logs,
         obs_var=obs_var.reshape(vectors.obs_var.shape),
+        injected=jnp.zeros_like(vectors.injected),  # by way of `noise`
     )

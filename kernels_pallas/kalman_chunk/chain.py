@@ -12,7 +12,6 @@ Arithmetic: products are bfloat16 tensor-core products of parts. A float32 numbe
 survive, with 3 all. The factorization itself runs on tf32 parts, which is float32.
 """
 
-import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -69,7 +68,6 @@ class Held(NamedTuple):
     factored: Any  # of the factorization,
     met: Any  # and of both warpgroups
     exchange: slabs.Exchange | None  # with the other slabs
-    written: list[Any]  # barrier of them and those who follow: T and U are there; or none
 
 
 class Program(NamedTuple):
@@ -301,14 +299,6 @@ def run(gm: Arrays, held: Held, at: Program) -> None:
         with jax.named_scope("gram"):
             return _gram(held, at, held.rows.at[lax.rem(chunk, 2)])
 
-    def tell(chunk: Any) -> None:
-        """Lets those who follow know that T and U of a chunk are there, once they have the last."""
-        for barrier in held.written:
-            plgpu.wait_smem_to_gmem(0)
-            pl.when(chunk > 0)(functools.partial(plgpu.barrier_wait, barrier))
-            warpgroups.show(at.plain)
-            plgpu.barrier_arrive(barrier)
-
     def step(chunk, gram):
         vectors = held.rows.at[lax.rem(chunk, 2)]
         send_cov(chunk)
@@ -338,7 +328,6 @@ def run(gm: Arrays, held: Held, at: Program) -> None:
             slabs.spread(held.exchange, (held.gain, held.carried), held.met, at)
         with jax.named_scope("update"):
             _half_of_update(held, at, vectors)
-            tell(chunk)
             warpgroups.meet([held.met])
         return gram
 
@@ -352,6 +341,4 @@ def run(gm: Arrays, held: Held, at: Program) -> None:
     if leads:
         plgpu.barrier_wait(held.loaded)  # of the last fetch
     send_cov(chunks)
-    for barrier in held.written:
-        plgpu.barrier_wait(barrier)  # nobody is told anything who is gone
     plgpu.wait_smem_to_gmem(0)

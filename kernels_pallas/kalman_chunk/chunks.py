@@ -45,6 +45,7 @@ class Vectors(NamedTuple):
     fine: jax.Array  # [B, N, H, L] the rest
     noise: jax.Array  # [B, N, H, L] n_i, noise gathered since the entry
     obs_var: jax.Array  # [B, N, H G, L] r_i^2
+    injected: jax.Array  # [B, N, H, L] noise that comes in before i; what `noise` sums up
 
 
 ENTRY, TO_END, COARSE, FINE, NOISE = range(5)
@@ -133,7 +134,7 @@ def make_vectors(
     entry = jnp.exp2(coarse + fine)
     to_end = jnp.exp2(coarse[..., -1:] - coarse + (fine[..., -1:] - fine))
     noise = jnp.sum(ratio * ratio * injected[..., None, :], axis=-1)
-    return Vectors(entry, to_end, coarse, fine, noise, obs_var)
+    return Vectors(entry, to_end, coarse, fine, noise, obs_var, injected)
 
 
 def expand(tokens: Tokens, vectors: Vectors, precision: jax.lax.PrecisionLike) -> Terms:

@@ -8,7 +8,6 @@ does is in `chain`.
 """
 
 import functools
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -24,19 +23,9 @@ from kernels_pallas.kalman_chunk.config import Config
 from kernels_pallas.kalman_chunk.tiles import LENGTH
 
 
-def run_program(
-    gm: chain.Arrays, scratch: Sequence[Any], groups: int, plain: bool, written: Sequence[Any] = ()
-) -> None:
-    """Lets two warpgroups run a half of a program each.
-
-    Args:
-      gm: global memory.
-      scratch: as `scratch_of` has it, after what slabs have of global memory.
-      groups: G, noise groups of a head.
-      plain: without inlined code.
-      written: barrier of `chain.Held`, if anybody follows.
-    """
-    rest = list(scratch)
+def _chain_body(*refs, groups: int, plain: bool):
+    count = len(chain.Arrays._fields)
+    gm, rest = chain.Arrays(*refs[:count]), list(refs[count:])
     program, slab, exchange = lax.axis_index("program"), None, None
     if slabs.count_of(gm.first.shape[-1]) > 1:
         sums, blocks, keys, rows, obs_var, cov, carried, panel, inverse, *rest, meetings = rest
@@ -50,7 +39,7 @@ def run_program(
         share = padded.at[:, :LENGTH]
     held = chain.Held._make(
         (keys, rows, obs_var, cov, carried, joint, panel, inverse, finished, aged, share, writes)
-        + (gain, *barriers, exchange, list(written))
+        + (gain, *barriers, exchange)
     )
     places = gm.keys.shape[3] * groups
     batch, place = program // places, lax.rem(program, places)
@@ -60,11 +49,6 @@ def run_program(
         def _(half=half):
             at = chain.Program(program, batch, place, place // groups, slab, half, plain)
             chain.run(gm, held, at)
-
-
-def _chain_body(*refs, groups: int, plain: bool):
-    count = len(chain.Arrays._fields)
-    run_program(chain.Arrays(*refs[:count]), refs[count:], groups, plain)
 
 
 def scratch_of(dim: int, parts: int) -> list[Any]:

@@ -43,7 +43,7 @@ class Passed(NamedTuple):
 
 
 TOKENS = Tokens._make(("B N L H", "B N L H", "B N L (H G)"))
-VECTORS = Vectors._make((*("B N H",) * 5, "B N (H G)"))
+VECTORS = Vectors._make((*("B N H",) * 5, "B N (H G)", "B N H"))
 PASSED = Passed._make(("B N L (H G)", "B H G", "B H G", "N B H G", "N B H G"))
 """Where the axes are that devices may share, see `partition`."""
 
@@ -63,18 +63,22 @@ def _backward_places(config: Config) -> partition.Places:
     return partition.Places(arguments, (TOKENS, VECTORS, "B H G", "B H G"))
 
 
-@partition.spread(_forward_places, static=4)
-def _forward(
+def _filter_places(config: Config) -> partition.Places:
+    return partition.Places(_forward_places(config).arguments, PASSED)
+
+
+def _run_forward(
     tokens: Tokens, vectors: Vectors, cov: jax.Array, mean: jax.Array, config: Config
 ) -> tuple[Passed, tuple[Any, jax.Array]]:
     """Returns what `pass_chunks` does, and what its reverse needs of it: factors and means."""
-    batch, heads, groups = mean.shape[:3]
     if config.kernel:
         # Imported here: what needs no GPU, as tests of the algebra, then needs no Mosaic either.
-        from kernels_pallas.kalman_chunk import fwd, together
+        from kernels_pallas.kalman_chunk import fwd, reads
 
-        (parts, covs), (read, means) = together.filter_and_read(tokens, vectors, cov, mean, config)
-        factors, last_cov = fwd.factors(parts, covs, (batch, heads, groups))
+        parts, covs = fwd.covariance_chain(tokens.keys, vectors, cov, config)
+        read, means = reads.read_chunks(tokens, vectors, parts, mean, config)
+        lead = mean.shape[0], mean.shape[1], mean.shape[2]
+        factors, last_cov = fwd.factors(parts, covs, lead)
         last_mean = fwd.tiles.join_in_xla(means[:, -1], axis=1).reshape(mean.shape)
         passed = Passed(read, last_mean, last_cov, factors.writes, factors.cov)
         return passed, ((parts, covs), means)
@@ -83,6 +87,29 @@ def _forward(
     last_mean, means = algebra.mean_chain(terms, factors, mean, config.forward)
     read = _by_token(algebra.reads(terms, factors, means, config.forward), tokens)
     return Passed(read, last_mean, last_cov, factors.writes, factors.cov), (factors, means)
+
+
+_forward = partition.spread(_forward_places, static=4)(_run_forward)
+
+
+@partition.spread(_filter_places, static=4)
+def _filter(
+    tokens: Tokens, vectors: Vectors, cov: jax.Array, mean: jax.Array, config: Config
+) -> Passed:
+    """`pass_chunks` where nothing is differentiated: by steps of 16 tokens where that is there."""
+    if config.kernel:
+        from kernels_pallas.kalman_chunk import steps, tiles
+
+        if steps.fits(cov.shape[-1], mean.shape[-1], config):
+            found = steps.filter_and_read(tokens, vectors, cov, mean, config)
+            lead = mean.shape[0], mean.shape[1], mean.shape[2]
+            writes, covs = (
+                tiles.by_chunk(tiles.join_in_xla(x, axis=2), lead)
+                for x in (found.writes, found.covs)
+            )
+            last_mean = tiles.join_in_xla(found.means[:, -1], axis=1).reshape(mean.shape)
+            return Passed(found.reads, last_mean, covs[-1], writes, covs[:-1])
+    return _run_forward(tokens, vectors, cov, mean, config)[0]
 
 
 def _one_program(state: jax.Array) -> bool:
@@ -109,7 +136,7 @@ def pass_chunks(
       mean: [B, H, G, D, m], before the first chunk.
       config: tuning values.
     """
-    return _forward(tokens, vectors, cov, mean, config)[0]
+    return _filter(tokens, vectors, cov, mean, config)
 
 
 def _pass_forward(tokens, vectors, cov, mean, config):

@@ -1,7 +1,7 @@
 """Numbers in registers and in shared memory, thread by thread, in Mosaic GPU's own dialect.
 
-For code that has to be written so (`panels`, and `delta_chunk.solve`): MLIR values and pointers,
-not arrays. The interpreter runs none of it.
+For code that has to be written so (`panels`, `elimination`, and `delta_chunk.solve`): MLIR values
+and pointers, not arrays. The interpreter runs none of it.
 """
 
 from typing import Any
@@ -78,6 +78,34 @@ def store16(pointer: ir.Value, offset: ir.Value, values: list[ir.Value]) -> None
     packed = vector.from_elements(ir.VectorType.get((len(values),), dtype), values)
     address = mgpu_utils.getelementptr(pointer, [offset], dtype)
     llvm.store(packed, address, alignment=16)
+
+
+def load2(pointer: ir.Value, offset: Any) -> list[ir.Value]:
+    """Loads two float32 at `offset`, a multiple of two numbers."""
+    two = ir.VectorType.get((2,), ir.F32Type.get())
+    address = mgpu_utils.getelementptr(pointer, [offset], ir.F32Type.get())
+    loaded = llvm.load(two, address, alignment=8)
+    return [vector.extract(loaded, [], [i]) for i in range(2)]
+
+
+def store2(pointer: ir.Value, offset: ir.Value, values: list[ir.Value]) -> None:
+    """Stores two bfloat16 at `offset`, a multiple of two numbers."""
+    dtype = values[0].type
+    packed = vector.from_elements(ir.VectorType.get((2,), dtype), values)
+    address = mgpu_utils.getelementptr(pointer, [offset], dtype)
+    llvm.store(packed, address, alignment=4)
+
+
+def shuffle(x: ir.Value, lane: ir.Value) -> ir.Value:
+    """The float32 that a lane of this warp has; all lanes ask."""
+    return llvm.inline_asm(
+        ir.F32Type.get(),
+        [x, lane],
+        "shfl.sync.idx.b32 $0, $1, $2, 31, 0xffffffff;",
+        "=f,f,r",
+        has_side_effects=True,
+        asm_dialect=0,
+    )
 
 
 def this_thread() -> ir.Value:

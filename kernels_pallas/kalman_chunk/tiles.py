@@ -103,7 +103,7 @@ def load(refs: Sequence[Any]) -> jax.Array:
     return functools.reduce(jnp.add, reversed(parts))
 
 
-def _pairs(left: Sequence[Any], right: Sequence[Any]) -> list[tuple[Any, Any]]:
+def part_pairs(left: Sequence[Any], right: Sequence[Any]) -> list[tuple[Any, Any]]:
     """Parts whose products make (sum of left) (sum of right), without those that round off."""
     kept = max(len(left), len(right))
     return [(x, y) for i, x in enumerate(left) for j, y in enumerate(right) if i + j < kept]
@@ -114,7 +114,7 @@ def product(shape: tuple[int, int], *pairs: tuple[Sequence[Any], Sequence[Any]])
 
     def scope(acc):
         for left, right in pairs:
-            for x, y in _pairs(left, right):
+            for x, y in part_pairs(left, right):
                 plgpu.wgmma(acc, x, y)
         return acc[...]
 
@@ -130,7 +130,7 @@ def mirrored_product(
     """
 
     def scope(acc):
-        for y, x in _pairs(right, left):
+        for y, x in part_pairs(right, left):
             plgpu.wgmma(acc, x, y)
         return acc[...]
 
@@ -152,7 +152,7 @@ def add_product(
 
     def scope(acc):
         for left, right in pairs:
-            for x, y in _pairs(left, right):
+            for x, y in part_pairs(left, right):
                 plgpu.wgmma(acc, x, y)
 
     return pl.run_state(scope)(plgpu.ACC.init(so_far))
@@ -179,7 +179,7 @@ def register_product(
     parts = split(left, count)
     if plain:
         right = [(part[...].T if across else part[...]).astype(jnp.float32) for part in right]
-        pairs = _pairs([part.astype(jnp.float32) for part in parts], right)
+        pairs = part_pairs([part.astype(jnp.float32) for part in parts], right)
         return plus(so_far, functools.reduce(jnp.add, [x @ y for x, y in pairs]))
     width = right[0].shape[0 if across else 1]
     right = [transposed(part) if across else part for part in right]

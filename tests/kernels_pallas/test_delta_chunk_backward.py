@@ -69,7 +69,7 @@ def test_reverse_lowers_for_cuda(dim, width, parts):
     keys, values = shape((*lead, dim), low), shape((*lead, width), low)
     arguments = (
         Tokens(keys, keys, values),
-        Vectors(*[shape((batch, chunks, heads, LENGTH), f32)] * 6),
+        Vectors(*[shape((batch, chunks, heads, LENGTH), f32)] * 7),
         shape((programs, chunks, parts, LENGTH, LENGTH), low),
         shape((programs, chunks + 1, parts, dim, width), low),
         (values, shape((batch, heads, 1, dim, width), f32)),

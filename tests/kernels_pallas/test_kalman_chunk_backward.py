@@ -129,7 +129,7 @@ def test_reverse_lowers_for_cuda(dim, width, groups, parts):
     lasts = (shape((batch, heads, groups, dim, n), f32) for n in (width, dim))
     arguments = (
         Tokens(keys, keys, values),
-        Vectors(*[numbers] * 5, obs_var),
+        Vectors(*[numbers] * 5, obs_var, numbers),
         (Parts(square, tall), of(chunks + 1, parts, dim, dim)),
         of(chunks + 1, parts, dim, width),
         (values, *lasts),

@@ -23,7 +23,6 @@ from kernels_pallas.kalman_chunk import (
     reads,
     reverse,
     tiles,
-    together,
 )
 from kernels_pallas.kalman_chunk.chunks import Tokens, between, expand, make_vectors
 from kernels_pallas.kalman_chunk.config import Config
@@ -234,33 +233,6 @@ def test_a_cluster_lowers_for_cuda():
     assert count_kernels(reads.run_reads, *read, writes, first) == 1
     with pytest.raises(ValueError, match="writes: found none at D=256"):
         jax.eval_shape(lambda *x: reads.run_reads(*x[:3], None, x[3]), *read, first)
-    with pytest.raises(ValueError, match="found D=256 and 256 channels"):
-        jax.eval_shape(together.run_together, read[0], *given, (first, first))
-
-
-def test_chain_and_reads_are_one_launch_where_there_is_room(monkeypatch):
-    monkeypatch.setattr(together.jax, "devices", lambda: [mock.Mock(core_count=132)])
-    assert together.fits(128, 128, 66)
-    assert not together.fits(128, 128, 67)  # a program that waits would take one's place
-    assert not together.fits(128, 64, 8)
-    assert not together.fits(256, 128, 8)
-    given = jax.eval_shape(lambda: case(128, 128))
-    assert count_kernels(lambda *x: op._forward(*x, Config())[0].reads, *given) == 1
-    given = jax.eval_shape(lambda: case(128, 64))
-    assert count_kernels(lambda *x: op._forward(*x, Config())[0].reads, *given) == 2
-
-
-@needs_interpreter
-@pytest.mark.parametrize("dim,groups", ((64, 2), (128, 1)))
-def test_one_launch_gives_the_numbers_of_two(dim, groups):
-    assert together.fits(64, 128, 2) and together.fits(128, 128, 2)
-    tokens, vectors, cov, mean = case(dim, 128, groups, packed=True, chunks=3)
-    with run_kernels():
-        parts, covs = fwd.covariance_chain(tokens.keys, vectors, cov, KERNELS())
-        wanted = (parts, covs), reads.read_chunks(tokens, vectors, parts, mean, KERNELS())
-        found = together.filter_and_read(tokens, vectors, cov, mean, KERNELS())
-    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
-        np.testing.assert_array_equal(np.asarray(one, np.float32), np.asarray(other, np.float32))
 
 
 def test_parts_add_up():

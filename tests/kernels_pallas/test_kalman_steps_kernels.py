@@ -1,0 +1,115 @@
+"""The forward pass in steps of 16 tokens against the algebra of chunks, and when it is taken."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from kernels_pallas.kalman_chunk import op, steps
+from kernels_pallas.kalman_chunk.chunks import make_vectors, stack
+from kernels_pallas.kalman_chunk.config import Config
+from tests.kernels_pallas.kernel_checks import count_kernels
+from tests.kernels_pallas.test_kalman_chunk_kernels import (
+    KERNELS,
+    LENGTH,
+    ON_GPU,
+    case,
+    needs_interpreter,
+    run_kernels,
+)
+from tests.tolerances import assert_close
+
+
+def filtered(*given):
+    with run_kernels():
+        return op._filter(*given, KERNELS())
+
+
+@needs_interpreter
+@pytest.mark.parametrize(
+    "groups,packed,floor", ((1, False, False), (2, True, False), (1, True, True))
+)
+def test_steps_equal_the_algebra(groups, packed, floor):
+    tokens, vectors, cov, mean = case(64, 64, groups, packed, chunks=3)
+    if floor:  # r^2 at its floor for half of the readings
+        low = np.random.default_rng(0).random(vectors.obs_var.shape) < 0.5
+        vectors = vectors._replace(obs_var=jnp.where(low, 1e-6, vectors.obs_var))
+    wanted = op._filter(tokens, vectors, cov, mean, Config(kernel=False))
+    found = filtered(tokens, vectors, cov, mean)
+    for one, other in zip(found, wanted, strict=True):
+        one, other = (x.astype(jnp.float32) for x in (one, other))
+        scale = float(jnp.abs(other).max())
+        if one.shape == wanted.reads.shape:  # they come in bfloat16
+            assert_close(one, other, jnp.bfloat16)
+        else:
+            assert_close(one / scale, other / scale, "2 parts")
+    for covs in (found.cov, found.entry_cov):
+        assert np.array_equal(covs, covs.swapaxes(-1, -2))
+
+
+@needs_interpreter
+def test_a_reading_that_says_nothing_changes_nothing():
+    """A huge r^2 is how a token is left out: nothing of it may be seen, and nothing overflow."""
+    tokens, vectors, cov, mean = case(64, 64)
+    out = vectors.obs_var.at[..., ::3].set(1e30)
+    tokens = tokens._replace(values=tokens.values.at[:, :, ::3].set(1.0))
+    other = tokens._replace(values=tokens.values.at[:, :, ::3].set(-1.0))
+    one, two = (filtered(x, vectors._replace(obs_var=out), cov, mean) for x in (tokens, other))
+    for x, y in zip(one, two, strict=True):
+        assert bool(jnp.isfinite(x.astype(jnp.float32)).all())
+        np.testing.assert_array_equal(np.asarray(x, np.float32), np.asarray(y, np.float32))
+
+
+@pytest.mark.skipif(ON_GPU, reason="races are found by the interpreter")
+@needs_interpreter
+def test_the_warpgroups_of_a_step_do_not_race():
+    from jax._src.pallas.mosaic_gpu.interpret import gpu_callbacks
+
+    with plgpu.force_gpu_interpret_mode(plgpu.InterpretGPUParams(detect_races=True)):
+        jax.block_until_ready(op._filter(*case(64, 64), KERNELS()))
+    assert not gpu_callbacks.get_races().races_found
+
+
+def test_numbers_of_a_step_are_those_of_a_chunk_as_long():
+    rng = np.random.default_rng(0)
+    shape = (1, 2, 3, LENGTH)
+    log_decay = -rng.exponential(1.0, shape)
+    log_decay[..., 20:30], log_decay[..., 7] = -20.0, -100.0
+    given = [jnp.asarray(x, jnp.float32) for x in (log_decay, *rng.uniform(0.1, 1.0, (2, *shape)))]
+    starts = jnp.asarray(rng.random((1, 2, LENGTH)) < 0.1)
+    prior = jnp.ones(3)
+    found = steps.step_rows(make_vectors(*given, prior, starts))
+
+    def short(x):
+        """[1, 2, 3, 64] -> [1, 8, 3, 16]."""
+        return jnp.moveaxis(x.reshape(1, 2, 3, 4, 16), 3, 2).reshape(1, 8, 3, 16)
+
+    vectors = make_vectors(*map(short, given), prior, starts.reshape(1, 8, 16))
+    wanted = stack(vectors).reshape(1, 2, 4, 3, 5, 16)
+    wanted = jnp.moveaxis(wanted, 2, 4).reshape(found.shape)
+    for row in (0, 1, 4):  # the others are sums from the chunk's entry
+        assert_close(found[..., row, :], wanted[..., row, :], jnp.float32)
+
+
+def test_steps_are_taken_where_nothing_is_differentiated():
+    def reads(*given):
+        return op.pass_chunks(*given, Config()).reads
+
+    for dim, width, one in ((64, 64, True), (64, 128, False), (128, 64, False)):
+        given = jax.eval_shape(functools.partial(case, dim, width))
+        assert count_kernels(reads, *given) == (1 if one else 2)
+    given = jax.eval_shape(functools.partial(case, 64, 64))
+    pull = jax.grad(lambda mean, *rest: reads(*rest, mean).astype(jnp.float32).sum())
+    assert count_kernels(lambda *x: pull(x[3], *x[:3]), *given) > 2
+
+
+def test_sizes_without_steps_are_named():
+    tokens, _, cov, mean = jax.eval_shape(functools.partial(case, 128, 64))
+    rows = jax.ShapeDtypeStruct((1, 2, 1, 5, LENGTH), jnp.float32)
+    obs_var = jax.ShapeDtypeStruct((1, 2, 1, LENGTH), jnp.float32)
+    first = [jax.ShapeDtypeStruct((1, 2, *x.shape[-2:]), jnp.bfloat16) for x in (cov, mean)]
+    with pytest.raises(ValueError, match="found D=128, 64 channels a group and 2 parts"):
+        jax.eval_shape(steps.run_steps, tokens, rows, obs_var, tuple(first))
