@@ -182,7 +182,6 @@ def _factor(held: Held, plain: bool) -> None:
         with jax.named_scope("panel rest"):
             given = tiles.read(held.joint.at[:, pl.ds(start, width)])
             held.panel[:, :width] = jnp.where(row >= start, given, jnp.float32(0.0)) - taken
-            plgpu.commit_smem()
         with jax.named_scope("panel pivots"):
             if plain:
                 panels.factor_panel_plainly(held.panel, start, finished)

@@ -41,9 +41,6 @@ PITCH = 20
 NARROW = (plgpu.TilingTransform((8, STEP)), plgpu.SwizzleTransform(2 * STEP))
 """How shared memory holds a bfloat16 matrix that is sliced by 16 columns."""
 
-_AT_ONCE = STEP // 2
-"""Pivots after which half of the columns are gone, and the loop over pivots is a shorter one."""
-
 
 class Factor(NamedTuple):
     """What a step's factorization leaves, [16, 16]; parts, bfloat16, in shared memory."""
@@ -53,7 +50,7 @@ class Factor(NamedTuple):
     s: list[Any]  # S
 
 
-def _pivot(found: ir.Value, number: ir.Value, out: ir.Value, row: list[ir.Value]) -> list[ir.Value]:
+def _pivot(found: ir.Value, number: int, out: ir.Value, row: list[ir.Value]) -> list[ir.Value]:
     """Takes the first column of [S | I]^T into the others, and drops it.
 
     Args:
@@ -64,13 +61,12 @@ def _pivot(found: ir.Value, number: ir.Value, out: ir.Value, row: list[ir.Value]
       row: of this lane.
     """
     first, *rest = row
-    squared = asm("max.f32", shuffle(first, number), f32(PIVOT_FLOOR))
-    lanes = [arith.addi(number, i32(i + 1)) for i in range(len(rest))]
-    others = [shuffle(first, lane) for lane in lanes]
+    squared = asm("max.f32", shuffle(first, i32(number)), f32(PIVOT_FLOOR))
+    others = [shuffle(first, i32(lane)) for lane in range(number + 1, STEP)]
     share = asm("mul.rn.f32", first, asm("rcp.approx.ftz.f32", squared))
     minus = asm("neg.f32", share)
     solved = asm("mul.rn.f32", first, asm("rsqrt.approx.ftz.f32", squared))
-    place = mgpu_utils.getelementptr(found, [arith.addi(out, number)], ir.F32Type.get())
+    place = mgpu_utils.getelementptr(found, [arith.addi(out, i32(number))], ir.F32Type.get())
     llvm.store(solved, place)
     return [multiply_subtract(x, minus, other) for x, other in zip(rest, others, strict=True)]
 
@@ -90,15 +86,8 @@ def _eliminate(joint: ir.Value, found: ir.Value, lane: ir.Value) -> None:
         one = arith.select(equal(index, i32(i)), f32(1.0), f32(0.0))
         row[i] = arith.select(of_s, row[i], one)
     out = arith.muli(lane, i32(PITCH))
-    for start in range(0, STEP, _AT_ONCE):
-
-        def two(i, row, start=start):
-            number = arith.addi(i32(start), arith.muli(i, i32(2)))
-            row = _pivot(found, number, out, row)
-            row = _pivot(found, arith.addi(number, i32(1)), out, row)
-            return [*row, f32(0.0), f32(0.0)]  # columns that never become a pivot
-
-        row = mgpu_utils.fori(i32(_AT_ONCE // 2), row[: STEP - start])(two).results
+    for number in range(STEP):
+        row = _pivot(found, number, out, row)
 
 
 def _store_parts(

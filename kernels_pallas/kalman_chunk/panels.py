@@ -146,7 +146,8 @@ def factor_panel(panel: Any, block: Any, finished: list[Any]) -> None:
 
     Args:
       panel: [64, PITCH] float32 in shared memory, the panel's 8 columns less what earlier panels
-        take from them: of S from the panel's block down, of I above.
+        take from them: of S from the panel's block down, of I above. This warpgroup has just
+        stored it.
       block: the panel's rows of its own 8 x 8 diagonal block, a slice [8, PITCH] of `panel`; tells
         which panel it is.
       finished: two [8, 64, 8] float32 as `PANEL`: what tf32 keeps of the solved rows, and the rest,
@@ -161,6 +162,8 @@ def factor_panel(panel: Any, block: Any, finished: list[Any]) -> None:
         panel, block, *finished = map(mgpu_utils.memref_ptr, (panel, block, *finished))
         thread = this_thread()
         number = distance(panel, block, 4 * PITCH * WIDTH)
+        # What has been stored is loaded as it was stored: no fence for copies and products.
+        mgpu_utils.warpgroup_barrier()
         with mgpu_utils.when(below(thread, i32(SIZE))):
             values = _row_of_panel(panel, block, thread, arith.muli(number, i32(WIDTH)))
             parts = zip(*map(tf32_parts, values), strict=True)
