@@ -274,6 +274,6 @@ def emit(target: Any, staged: Any, value: jax.Array) -> None:
     plgpu.copy_smem_to_gmem(staged, target)
 
 
-def wide_float32() -> Any:
-    """Shared memory for a float32 matrix [L, 64] that goes from a warpgroup to the other."""
-    return plgpu.SMEM((LENGTH, BAND), jnp.float32, transforms=WIDE_FLOAT32)
+def wide_float32(team: int) -> Any:
+    """Shared memory for float32 matrices [L, 64] that `team` warpgroups have for one another."""
+    return plgpu.SMEM((team, LENGTH, BAND), jnp.float32, transforms=WIDE_FLOAT32)
