@@ -40,11 +40,11 @@ class Program(NamedTuple):
     place: Any  # head and noise group
     head: Any
     channels: Any
-    member: int
+    member: Any
     plain: bool
 
 
-def locate(gm: Arrays, groups: int, band: Any, plain: bool, member: int = 0) -> Program:
+def locate(gm: Arrays, groups: int, band: Any, plain: bool, member: Any = 0) -> Program:
     """Returns where this program is.
 
     Args:
