@@ -107,7 +107,8 @@ def run(gm: Arrays, held: Held, at: Program) -> None:
         rows = pl.ds(block * BAND, BAND)
         entry = [part.at[rows] for part in own_mean]
         writes = [part.at[:, rows] for part in held.writes]
-        tiles.store(entry, mean.following(entry, tiles.flipped(writes), errors, vectors))
+        following = mean.following(entry, tiles.flipped(writes), errors, vectors, at.plain)
+        tiles.store(entry, following, at.plain)
         return 0
 
     def step(chunk, _):
@@ -121,14 +122,15 @@ def run(gm: Arrays, held: Held, at: Program) -> None:
         plgpu.barrier_wait(held.keys_loaded)
         plgpu.barrier_wait(held.values_loaded.at[at.member])
         with jax.named_scope("surprise"):
-            tiles.store(errors, mean.surprise(held.tokens, values, own_mean, vectors))
+            found = mean.surprise(held.tokens, values, own_mean, vectors, at.plain)
+            tiles.store(errors, found, at.plain)
         warpgroups.meet(held.met)  # all are done with the keys
         pl.when(leads)(functools.partial(_fetch_queries, gm, held, at, chunk))
         plgpu.barrier_wait(held.factors_loaded)
         with jax.named_scope("errors"):
             error = tiles.product(TALL, (tiles.flipped(held.inverse), errors))
             plgpu.commit_smem()  # all warps are done with what they are stored over
-            tiles.store(errors, error)
+            tiles.store(errors, error, at.plain)
             plgpu.commit_smem()
         plgpu.barrier_wait(held.queries_loaded)
         with jax.named_scope("recall"):
@@ -138,7 +140,7 @@ def run(gm: Arrays, held: Held, at: Program) -> None:
         warpgroups.meet(held.met)  # all are done with the queries
         _fetch_keys(gm, held, at, chunk + 1)
         with jax.named_scope("mean"):
-            tiles.store(errors, mean.aged(error, vectors))
+            tiles.store(errors, mean.aged(error, vectors), at.plain)
             out[...] = recalled.astype(out.dtype)
             plgpu.commit_smem()
             target = gm.reads.at[at.batch, chunk, :, at.place, at.channels]
