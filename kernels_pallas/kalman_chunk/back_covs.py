@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from kernels_pallas.kalman_chunk import algebra, tiles, warpgroups
@@ -23,6 +24,10 @@ from kernels_pallas.kalman_chunk.tiles import BAND, LENGTH
 ENTRY_CT, TO_END_CT, NOISE_CT, LOG_CT, OBS_VAR_CT, PASSED, TRACE = range(7)
 """Rows of `Covs.vectors_ct`: of a_i, e_i, n_i, c_i and r_i^2; then numbers whose sums are the
 product of P with the cotangent of P at the exit, and the latter's trace."""
+
+GRAM, OF_TOKENS = 4, 7
+"""Of numbers a token that warpgroups leave in shared memory: where those of `reverse_gram` are, and
+how many there are."""
 
 
 class Covs(NamedTuple):
@@ -42,14 +47,16 @@ def _covs_body(
 
     In shared memory: keys [L, D], rows [5, L] and own noise [L] float32, parts of the gain (later
     of X of (18)) [L, D], of the covariance and of its cotangent at the exit [D, D]. A warpgroup has
-    a band of D; `held` is where it puts, for the other, its share of Sb, and then what goes out,
-    [L, 64], and `numbers` [4, L] float32 are what the first one has of numbers a token.
+    a band of D; `held` [team, L, 64] is where it puts, for the other, its share of Sb, float32, and
+    then what goes out; `numbers` [7, L] float32 are numbers a token: what the first one has of four,
+    and three of the last one's own.
     """
     program, chunk = lax.axis_index("program"), lax.axis_index("chunk")
     count, dim, places = len(gain), keys.shape[1], keys_ct_gm.shape[3]
     batch, place = program // places, lax.rem(program, places)
-    square, parts, team = (LENGTH, LENGTH), tiles.bands(dim), len(held)
-    zero = jnp.float32(0.0)
+    square, parts, zero = (LENGTH, LENGTH), tiles.bands(dim), jnp.float32(0.0)
+    (staged,), *sent = held
+    team = len(parts)
 
     def vector(index):
         return tiles.down(rows.at[index], square)
@@ -69,10 +76,12 @@ def _covs_body(
 
     def add_up(member, joint_ct):
         """The sum of both warpgroups' shares of Sb."""
-        if team > 1:
-            held[member][1][0][...] = joint_ct
+        for (shares,) in sent:
+            shares.at[member][...] = joint_ct
         warpgroups.meet(met)
-        return joint_ct + tiles.read(held[1 - member][1][0]) if team > 1 else joint_ct
+        for (shares,) in sent:
+            joint_ct = joint_ct + tiles.read(shares.at[1 - member])
+        return joint_ct
 
     def finish_exit():
         """Writes the numbers of the exit."""
@@ -119,9 +128,9 @@ def _covs_body(
         gathered = tiles.row_sums(jnp.where(row == column, gathered, twice))
         length = tiles.row_sums(jnp.where(row == column, overlap, zero))
         diagonal = tiles.row_sums(jnp.where(row == column, joint_ct, zero))
-        return gathered, length, diagonal
+        leave(GRAM, (gathered, length, diagonal))
 
-    def reverse_obs_var(diagonal, spread, length):
+    def reverse_obs_var(spread, length, diagonal):
         """r_i^2 has no part in S where it was raised to the floor."""
         entry, noise, own = (
             tiles.read(x, tiles.LAYOUT.reduce(1)) for x in (rows.at[ENTRY], rows.at[NOISE], obs_var)
@@ -141,41 +150,48 @@ def _covs_body(
         ):
             plgpu.copy_gmem_to_smem(source, target, barrier)
 
+    def finish(found):
+        """Writes what the last warpgroup has of numbers a token, and the sums with the first's."""
+        if team > 1:
+            found = list(map(jnp.add, found, left(0, GRAM)))
+        gathered, *own = left(GRAM, OF_TOKENS)
+        entry_ct, to_end_ct, noise_ct, spread = found
+        write(ENTRY_CT, entry_ct)
+        write(TO_END_CT, to_end_ct)
+        write(NOISE_CT, noise_ct + gathered)
+        reverse_obs_var(spread, *own)
+
+    def leave(start, found):
+        for i, number in enumerate(found, start):
+            numbers[i] = number
+
+    def left(start, stop):
+        rows = [numbers.at[i] for i in range(start, stop)]
+        return [tiles.read(row, tiles.LAYOUT.reduce(1)) for row in rows]
+
     def run(member):
-        part, staged, last = parts[member], held[member][0][0], member == team - 1
-        if member == 0:
-            fetch_all()
-        joint_ct = tiles.straight(joint_ct_gm.at[program, chunk]) if member == 0 else None
+        part = pl.ds(member * BAND, BAND)
+        pl.when(member == 0)(fetch_all)
+        joint_ct = tiles.straight(joint_ct_gm.at[program, chunk])
+        joint_ct = joint_ct * jnp.float32(1.0 / team)  # they add up all that each has
         rows_ct = tiles.straight(rows_ct_gm.at[program, chunk, :, part])
         plgpu.barrier_wait(loaded)
         gain_ct = symmetric_product(gain, at_exit, part)
         right = tiles.columns(gain, part)
         share = tiles.register_product(gain_ct, count, right, True, plain)
-        joint_ct = add_up(member, tiles.plus(joint_ct, share))
+        joint_ct = add_up(member, joint_ct + share)
         plgpu.barrier_wait(cov_loaded)
         found, own = take_band(part, joint_ct, gain_ct, rows_ct)
         weights = gram_weights(joint_ct)
-        if member == 0:
-            finish_exit()
-        if last:
-            gathered, length, diagonal = reverse_gram(joint_ct, weights)
-        else:
-            for i, number in enumerate(found):
-                numbers[i] = number
-        own = own + tiles.straight(given_gm.at[program, chunk, :, part])
+        pl.when(member == 0)(finish_exit)
+        pl.when(member == team - 1)(functools.partial(reverse_gram, joint_ct, weights))
+        pl.when(member != team - 1)(functools.partial(leave, 0, found))
         warpgroups.meet(met)
-        if last:
-            if team > 1:
-                given = [tiles.read(numbers.at[i], tiles.LAYOUT.reduce(1)) for i in range(4)]
-                found = [mine + other for mine, other in zip(found, given, strict=True)]
-            entry_ct, to_end_ct, noise_ct, spread = found
-            reverse_obs_var(diagonal, spread, length)
-            write(ENTRY_CT, entry_ct)
-            write(TO_END_CT, to_end_ct)
-            write(NOISE_CT, noise_ct + gathered)
+        pl.when(member == team - 1)(functools.partial(finish, found))
+        own = own + tiles.straight(given_gm.at[program, chunk, :, part])
         own = own + symmetric_product(gain, cov, part)
         own = own + tiles.register_product(weights, count, [keys.at[:, part]], False, plain)
-        tiles.emit(keys_ct_gm.at[batch, chunk, :, place, part], staged, own)
+        tiles.emit(keys_ct_gm.at[batch, chunk, :, place, part], staged.at[member], own)
         plgpu.wait_smem_to_gmem(0)
 
     warpgroups.split_up(team, run)
@@ -209,20 +225,20 @@ def run_covs(
     places = obs_var.shape[2]
     f32 = jnp.float32
 
-    def wide(height, width=dim):
-        return plgpu.SMEM((height, width), jnp.bfloat16, transforms=tiles.WIDE)
+    def wide(*shape):
+        return plgpu.SMEM(shape, jnp.bfloat16, transforms=tiles.WIDE)
 
     team = dim // BAND
-    sent = [[tiles.wide_float32()]] if team > 1 else []
+    sent = [[tiles.wide_float32(team)]] if team > 1 else []
     scratch: list[Any] = [
-        wide(LENGTH),
+        wide(LENGTH, dim),
         plgpu.SMEM((5, LENGTH), f32),
         plgpu.SMEM((LENGTH,), f32),
-        [wide(LENGTH)] * parts,
-        [wide(dim)] * parts,
-        [wide(dim)] * parts,
-        [plgpu.RefUnion([wide(LENGTH, BAND)], *sent)] * team,
-        plgpu.SMEM((4, LENGTH), f32) if team > 1 else [],
+        [wide(LENGTH, dim)] * parts,
+        [wide(dim, dim)] * parts,
+        [wide(dim, dim)] * parts,
+        plgpu.RefUnion([wide(team, LENGTH, BAND)], *sent),
+        plgpu.SMEM((OF_TOKENS, LENGTH), f32),
         plgpu.Barrier(num_arrivals=3 + 2 * parts),
         plgpu.Barrier(num_arrivals=parts),
         warpgroups.meeting(team),

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from kernels_pallas.kalman_chunk import tiles, warpgroups
@@ -37,8 +38,8 @@ class Band(NamedTuple):
 
     mean: list[Any]  # parts [D, 64]
     at_exit: list[Any]  # parts [D, 64], of the mean's cotangent there
-    sent: tuple[Any, ...]  # for the other warpgroup: [L, 64] twice in the place of `at_exit`, and
-    # once in that of `mean`, with numbers a token [3, L]
+    sent: list[Any]  # for the other warpgroup: [L, 64] twice in the place of `at_exit`, and once
+    # in that of `mean`, with numbers a token [3, L]
     surprise: list[Any]  # parts [L, 64], R
     errors_ct: list[Any]  # parts [L, 64], Eb
 
@@ -53,11 +54,14 @@ class Made(NamedTuple):
     total_ct: jax.Array | None
 
 
-def _band(means: Any, exits: Any, surprise: Any, *errors_ct: Any) -> Band:
-    """From what `run_means` asks for."""
-    if errors_ct:
-        return Band(means[0], exits[0], (), surprise, errors_ct[0])
-    return Band(means[0], exits[0], (*exits[2], *means[1]), surprise, exits[1])
+def _band(held: Any, member: Any) -> Band:
+    """One warpgroup's of the arrays that all have in shared memory, see `run_means`."""
+    (means, *of_mean), (exits, *of_exits), surprise, errors_ct = held
+    means, exits, surprise, errors_ct, sent = (
+        [x.at[member] for x in each]
+        for each in (means, exits, surprise, errors_ct, sum([*of_exits, *of_mean], ()))
+    )
+    return Band(means, exits, sent, surprise, errors_ct or tiles.height(exits, slice(0, LENGTH)))
 
 
 def _means_body(
@@ -76,9 +80,9 @@ def _means_body(
     count, dim, width = len(inverse), keys.shape[1], values_gm.shape[-1]
     places = values_gm.shape[3]
     batch, place = program // places, lax.rem(program, places)
-    square, parts, team = (LENGTH, LENGTH), tiles.bands(dim), len(held)
-    head = place // groups
-    held = [_band(*x) for x in held]
+    square, parts, head = (LENGTH, LENGTH), tiles.bands(dim), place // groups
+    team = len(parts)
+    shares = warpgroups.Shares(width // BAND, team)
 
     def fetch(band, here, loaded):
         source = values_gm.at[batch, chunk, :, place, band]
@@ -100,13 +104,12 @@ def _means_body(
     def vector(index):
         return tiles.down(rows.at[index], square)
 
-    def take_band(band, member, made, last):
+    def take_band(band, member, here, made, last):
         """Adds a band's shares to what all bands of value channels add to."""
-        here, loaded = held[member], bands_loaded.at[member]
         inverse_ct, writes_ct, through, to_end_ct, total_ct = made
         mean, at_exit, _, surprise, errors_ct = here
         weighted = tiles.straight(weighted_gm.at[program, chunk, :, band])
-        plgpu.barrier_wait(loaded)
+        plgpu.barrier_wait(bands_loaded.at[member])
         value = tiles.read(surprise[0]).astype(jnp.float32)
         tiles.store(surprise, value - vector(ENTRY) * tiles.product(square, ([keys], mean)))
         plgpu.commit_smem()
@@ -136,24 +139,27 @@ def _means_body(
         tiles.emit(values_ct_gm.at[batch, chunk, :, place, band], surprise[0], surprise_ct)
         if last and team > 1:
             of_writes, of_inverse = here.sent[:2]
-            of_writes[...] = writes_ct[1 - member]
-            if member == 1:
+            of_writes[...] = warpgroups.chosen(writes_ct, 1 - member)
+
+            @pl.when(member != 0)
+            def _():
                 of_inverse[...] = inverse_ct
+
         for i, part in enumerate(parts):
             known = tiles.height(mean, part)
             share = tiles.register_product(surprise_ct, count, known, True, plain)
             through[i] = tiles.plus(through[i], share)
         return Made(inverse_ct, writes_ct, through, to_end_ct, total_ct)
 
-    def take_bands(member):
+    def take_bands(member, here):
         made = Made(None, [None] * len(parts), [None] * len(parts), None, None)
-        mine = tiles.bands(width)[member::team]
+        mine = shares.of(member)
         for i, band in enumerate(mine):
             if i > 0:
                 plgpu.wait_smem_to_gmem(0, wait_read_only=True)
                 plgpu.commit_smem()
-                fetch(band, held[member], bands_loaded.at[member])
-            made = take_band(band, member, made, band == mine[-1])
+                fetch(band, here, bands_loaded.at[member])
+            made = take_band(band, member, here, made, i + 1 == len(mine))
         return made
 
     def entry_cotangent(made):
@@ -162,55 +168,60 @@ def _means_body(
         shares = [tiles.row_sums(x * y) for x, y in zip(wide, made.through, strict=True)]
         return -functools.reduce(jnp.add, shares)
 
-    def exchange(member, made):
-        """Adds up what both warpgroups have; returns a band of Ub, of Rb M^T and, in one, the rest.
+    def leave(numbers, rest):
+        for i, number in enumerate(rest):
+            numbers[i] = number
 
-        The rest is Tb^T and the numbers a token, of which the first warpgroup gets the sums.
+    def exchange(member, here, made):
+        """Adds up what both warpgroups have; returns a band of Ub, of Rb M^T and, of its own, the rest.
+
+        The rest is Tb^T and the numbers a token.
         """
-        has, other_has = (bool(tiles.bands(width)[i::team]) for i in (member, 1 - member))
         rest: list[Any] = []
-        if has:
+        if shares.any(member):
             rest = [made.inverse_ct, entry_cotangent(made), made.to_end_ct, made.total_ct]
-        writes_ct, through = made.writes_ct[member], made.through[member]
         if team == 1:
-            return writes_ct, through, rest
+            return made.writes_ct[0], made.through[0], rest
+        writes_ct, through = (
+            warpgroups.chosen(x, member) if rest else None for x in (made.writes_ct, made.through)
+        )
         plgpu.commit_smem()
-        if has:
-            of_through, numbers = held[member].sent[2:]
-            of_through[...] = made.through[1 - member]
-            if member == 1:
-                for i, number in enumerate(rest[1:]):
-                    numbers[i] = number
+        if rest:
+            here.sent[2][...] = warpgroups.chosen(made.through, 1 - member)
+            pl.when(member != 0)(functools.partial(leave, here.sent[3], rest[1:]))
         warpgroups.meet(met)
-        if other_has:
-            of_writes, of_inverse, of_through, numbers = held[1 - member].sent
+        if shares.any(1 - member):
+            of_writes, _, of_through, _ = _band(held, 1 - member).sent
             writes_ct = tiles.plus(writes_ct, tiles.read(of_writes))
             through = tiles.plus(through, tiles.read(of_through))
-            if member == 0:
-                given = [tiles.read(numbers.at[i], tiles.LAYOUT.reduce(1)) for i in range(3)]
-                given = [tiles.read(of_inverse), *given]
-                rest = [mine + other for mine, other in zip(rest, given, strict=True)]
         return writes_ct, through, rest
 
+    def write_rest(inverse_ct, *numbers):
+        """Writes the sums of what both warpgroups have of the rest."""
+        if team > 1 and shares.any(1):
+            _, of_inverse, _, given = _band(held, 1).sent
+            inverse_ct = inverse_ct + tiles.read(of_inverse)
+            read = [tiles.read(given.at[i], tiles.LAYOUT.reduce(1)) for i in range(len(numbers))]
+            numbers = tuple(mine + other for mine, other in zip(numbers, read, strict=True))
+        inverse_ct_gm.at[program, chunk][...] = inverse_ct
+        for index, number in zip((ENTRY_CT, TO_END_CT, TOTAL_CT), numbers, strict=True):
+            vectors_ct_gm.at[program, chunk, index][...] = number
+
     def run(member):
-        part = parts[member]
-        if member == 0:
-            fetch_all()
-        for band in tiles.bands(width)[member::team][:1]:
-            fetch(band, held[member], bands_loaded.at[member])
+        part, here = pl.ds(member * BAND, BAND), _band(held, member)
+        pl.when(member == 0)(fetch_all)
+        for band in shares.of(member)[:1]:
+            fetch(band, here, bands_loaded.at[member])
         plgpu.barrier_wait(loaded)
-        made = take_bands(member)
+        made = take_bands(member, here)
         given = tiles.straight(given_gm.at[program, chunk, :, part])
-        writes_ct, through, rest = exchange(member, made)
+        writes_ct, through, rest = exchange(member, here, made)
         writes_ct_gm.at[program, chunk, :, part][...] = given + writes_ct
         keys_ct_gm.at[program, chunk, :, part][...] = -vector(ENTRY) * through
-        if member == 0:
-            inverse_ct_gm.at[program, chunk][...] = rest[0]
-            for index, number in zip((ENTRY_CT, TO_END_CT, TOTAL_CT), rest[1:], strict=True):
-                vectors_ct_gm.at[program, chunk, index][...] = number
+        pl.when(member == 0)(functools.partial(write_rest, *rest))
         plgpu.wait_smem_to_gmem(0)
 
-    warpgroups.split_up(team, run)
+    warpgroups.split_up(team, run, shares.alike)
 
 
 def run_means(
@@ -241,17 +252,20 @@ def run_means(
     programs, _, parts, _, dim = writes.shape
     bf16, f32 = jnp.bfloat16, jnp.float32
 
-    def wide(height, width):
-        return plgpu.SMEM((height, width), bf16, transforms=tiles.WIDE)
+    def wide(*shape):
+        return plgpu.SMEM(shape, bf16, transforms=tiles.WIDE)
 
-    def of_band():
-        """For a warpgroup; where there are two, little room is left."""
-        tall, small = [wide(dim, BAND)] * parts, [wide(LENGTH, BAND)] * parts
+    def of_bands():
+        """For the warpgroups; where there are two, little room is left.
+
+        Of what a warpgroup has in a place, one array is as large as one of the others: it is where
+        its own are.
+        """
+        tall, low = [wide(team, dim, BAND)] * parts, [wide(team, LENGTH, BAND)] * parts
         if team == 1:
-            return plgpu.RefUnion(tall), plgpu.RefUnion(tall), small, small
-        numbers, sent = plgpu.SMEM((3, LENGTH), f32), tiles.wide_float32()
-        exits = plgpu.RefUnion(tall, small, (sent, sent))
-        return plgpu.RefUnion(tall, (sent, numbers)), exits, small
+            return plgpu.RefUnion(tall), plgpu.RefUnion(tall), low, low
+        numbers, sent = plgpu.SMEM((team, LENGTH, BAND), f32), tiles.wide_float32(team)
+        return plgpu.RefUnion(tall, (sent, numbers)), plgpu.RefUnion(tall, (sent, sent)), low, []
 
     team = dim // BAND
     scratch: list[Any] = [
@@ -259,7 +273,7 @@ def run_means(
         plgpu.SMEM((COARSE, LENGTH), f32),
         [wide(LENGTH, LENGTH)] * parts,
         [wide(LENGTH, dim)] * parts,
-        [of_band() for _ in range(team)],
+        of_bands(),
         plgpu.Barrier(num_arrivals=2 + 2 * parts),
         plgpu.Barrier(num_arrivals=1 + 2 * parts, num_barriers=team),
         warpgroups.meeting(team),

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from kernels_pallas.kalman_chunk import tiles, warpgroups
@@ -40,9 +41,16 @@ class Band(NamedTuple):
 
     reads_ct: Any  # [L, 64] bfloat16, later other cotangents on their way out
     mean: list[Any]  # parts [D, 64], later of F
-    sent: tuple[Any, ...]  # two [L, 64] float32 in its place, for the other warpgroup
+    sent: list[Any]  # two [L, 64] float32 in its place, for the other warpgroup
     first: list[Any]  # parts [L, 64] of what is an operand for a while
     second: list[Any]
+
+
+def _band(held: Any, member: Any) -> Band:
+    """One warpgroup's of the arrays that all have in shared memory, see `run_before`."""
+    reads_ct, (means, *sent), first, second = held
+    mean, first, second = ([x.at[member] for x in each] for each in (means, first, second))
+    return Band(reads_ct.at[member], mean, [x.at[member] for x in sum(sent, ())], first, second)
 
 
 class Chunk(NamedTuple):
@@ -58,48 +66,47 @@ class Chunk(NamedTuple):
 SQUARE = (LENGTH, LENGTH)
 
 
-def _gain_of_keys(chunk: Chunk, held: list[Band], member: int, plain: bool) -> tuple[Any, Any]:
+def _gain_of_keys(chunk: Chunk, held: list[Band], here: Band, part: Any, plain: bool) -> Any:
     """Makes parts of a G by bands of D where U = K; returns them and a band of K."""
     entry, to_end = chunk.rows.at[ENTRY], chunk.rows.at[TO_END]
     left = tiles.load(chunk.inverse) * tiles.across(to_end, SQUARE) * tiles.down(entry, SQUARE)
-    key = chunk.keys.at[:, tiles.bands(chunk.keys.shape[1])[member]]
+    key = chunk.keys.at[:, part]
     found = tiles.register_product(left, len(chunk.inverse), [key], False, plain)
-    tiles.store(held[member].second, found)
+    tiles.store(here.second, found)
     warpgroups.meet(chunk.met)
-    return [here.second for here in held], [key]
+    return [each.second for each in held], [key]
 
 
-def _gain_of_writes(chunk: Chunk, held: list[Band], member: int, out: Any) -> tuple[Any, Any]:
+def _gain_of_writes(chunk: Chunk, aged: list[Any], member: Any, part: Any, out: Any) -> Any:
     """Stores G = T^T (e U), once U is no operand; returns G by bands of D and a band of a K."""
     parts = tiles.bands(chunk.keys.shape[1])
-    own, aged = tiles.columns(chunk.writes, parts[member]), held[member].second
+    own = tiles.columns(chunk.writes, part)
     plgpu.commit_smem()
     tiles.store(own, tiles.down(chunk.rows.at[TO_END], SQUARE) * tiles.load(own))
-    key = tiles.read(chunk.keys.at[:, parts[member]]).astype(jnp.float32)
+    key = tiles.read(chunk.keys.at[:, part]).astype(jnp.float32)
     tiles.store(aged, tiles.down(chunk.rows.at[ENTRY], SQUARE) * key)
     plgpu.commit_smem()
     gain = tiles.product(SQUARE, (chunk.inverse, own))
     plgpu.commit_smem()
     tiles.store(own, gain)
     warpgroups.meet(chunk.met)
-    for i in range(member, len(chunk.writes), len(held)):
-        plgpu.copy_smem_to_gmem(chunk.writes[i], out.at[i])
+    for i, x in enumerate(chunk.writes):
+        copy = functools.partial(plgpu.copy_smem_to_gmem, x, out.at[i])
+        pl.when(member == i % len(parts))(copy)
     return [tiles.columns(chunk.writes, part) for part in parts], aged
 
 
-def _transition(chunk: Chunk, mean: list[Any], member: int, gain: Any, aged: Any, out: Any) -> None:
+def _transition(chunk: Chunk, mean: list[Any], member: Any, gain: Any, aged: Any, out: Any) -> None:
     """F = a_L I - G^T (a K), of which a warpgroup has a band of columns."""
     parts = tiles.bands(chunk.keys.shape[1])
-    row, column = tiles.places()
-    for part, band_gain in zip(parts, gain, strict=True):
+    (row, column), zero = tiles.places(), jnp.float32(0.0)
+    for i, (part, band_gain) in enumerate(zip(parts, gain, strict=True)):
         f = -tiles.product(SQUARE, (tiles.flipped(band_gain), aged))
-        if part == parts[member]:
-            total = chunk.rows[ENTRY, LENGTH - 1]
-            f = f + jnp.where(row == column, total, jnp.float32(0.0))
-        tiles.store(tiles.height(mean, part), f)
+        total = jnp.where(jnp.int32(i) == member, chunk.rows[ENTRY, LENGTH - 1], zero)
+        tiles.store(tiles.height(mean, part), f + jnp.where(row == column, total, zero))
     plgpu.commit_smem()
     for i, x in enumerate(mean):
-        plgpu.copy_smem_to_gmem(x, out.at[i, :, parts[member]])
+        plgpu.copy_smem_to_gmem(x, out.at[i, :, pl.ds(member * BAND, BAND)])
 
 
 def _nothing(bands: int) -> tuple[Any, list[Any]]:
@@ -123,11 +130,10 @@ def _before_body(
     count, dim, width = len(inverse), keys.shape[1], values_gm.shape[-1]
     groups_of_row = values_gm.shape[3]
     batch, place = program // groups_of_row, lax.rem(program, groups_of_row)
-    square, parts, team = SQUARE, tiles.bands(dim), len(held)
-    written = writes or [keys]
-    held = [Band(x, mean, *(sent or [()]), *rest) for x, (mean, *sent), *rest in held]
-
+    square, parts, written = SQUARE, tiles.bands(dim), writes or [keys]
+    team = len(parts)
     shared, head = Chunk(keys, rows, inverse, writes, met), place // groups
+    shares = warpgroups.Shares(width // BAND, team)
 
     def vector(index):
         return tiles.down(rows.at[index], square)
@@ -179,77 +185,83 @@ def _before_body(
         plgpu.commit_smem()
         return weights_ct, through
 
-    def take_bands(member, weights):
-        mine, made = tiles.bands(width)[member::team], None
-        for i, band in enumerate(mine):
+    def take_bands(member, here, weights):
+        loaded, made = bands_loaded.at[member], None
+        for i, band in enumerate(shares.of(member)):
             if i > 0:
-                fetch(band, held[member], bands_loaded.at[member])
-            plgpu.barrier_wait(bands_loaded.at[member])
-            made = take_band(band, held[member], weights, made)
+                fetch(band, here, loaded)
+            plgpu.barrier_wait(loaded)
+            made = take_band(band, here, weights, made)
         return made
 
-    def exchange(member, made):
-        """Adds up what both warpgroups have: a band of Yb M^T, and in the first one Wb^T."""
+    def exchange(member, here, made):
+        """Adds up what both warpgroups have: a band of Yb M^T, and for the first one Wb^T."""
         if team == 1:
             return made[0], made[1][0]
         weights_ct, through = made or _nothing(team)
-        other = 1 - member
         if made is not None:
-            to_band, to_weights = held[member].sent
-            to_band[...] = through[other]
-            if other == 0:
+            to_band, to_weights = here.sent
+            to_band[...] = warpgroups.chosen(through, 1 - member)
+
+            @pl.when(member != 0)
+            def _():
                 to_weights[...] = weights_ct
+
         warpgroups.meet(met)
-        through = through[member]
-        if tiles.bands(width)[other::team]:
-            of_band, of_weights = held[other].sent
+        through = warpgroups.chosen(through, member)
+        if shares.any(1 - member):
+            of_band = _band(held, 1 - member).sent[0]
             through = tiles.plus(through, tiles.read(of_band))
-            if member == 0:
-                weights_ct = weights_ct + tiles.read(of_weights)
         return weights_ct, through
 
     def reverse_weights(weights, weights_ct, decay):
         """Leaves ratio * Wb in `first` of the first warpgroup; numbers a token."""
-        tiles.store(held[0].first, decay * weights_ct)
+        if team > 1 and shares.any(1):
+            weights_ct = weights_ct + tiles.read(_band(held, 1).sent[1])
+        tiles.store(both, decay * weights_ct)
         pairs = jnp.float32(LN2) * weights_ct * weights
         vectors_ct_gm.at[program, chunk, EARLIER_CT][...] = tiles.row_sums(pairs)
         vectors_ct_gm.at[program, chunk, LATER_CT][...] = jnp.sum(pairs, axis=0)
 
+    def leave(entry_ct):
+        rows[COARSE] = entry_ct  # whose place is free
+
+    def write_entry(entry_ct):
+        if team > 1:
+            entry_ct = entry_ct + tiles.read(rows.at[COARSE], tiles.LAYOUT.reduce(1))
+        vectors_ct_gm.at[program, chunk, ENTRY_CT][...] = entry_ct
+
     def run(member):
-        part, here = parts[member], held[member]
-        if member == 0:
-            fetch_all()
-        for band in tiles.bands(width)[member::team][:1]:
+        part, here = pl.ds(member * BAND, BAND), _band(held, member)
+        pl.when(member == 0)(fetch_all)
+        for band in shares.of(member)[:1]:
             fetch(band, here, bands_loaded.at[member])
         row, column = tiles.places()
         plgpu.barrier_wait(loaded)
         decay = jnp.where(row <= column, tiles.decays(rows), jnp.float32(0.0))
         weights = decay * tiles.product(square, (written, [tiles.transposed(queries)]))
-        weights_ct, through = exchange(member, take_bands(member, weights))
+        weights_ct, through = exchange(member, here, take_bands(member, here, weights))
         query = queries.at[:, part]
         entry_ct = tiles.row_sums(through * tiles.read(query).astype(jnp.float32))
-        if member == 0:
-            reverse_weights(weights, weights_ct, decay)
-        else:
-            rows[COARSE] = entry_ct  # whose place is free
+        pl.when(member == 0)(functools.partial(reverse_weights, weights, weights_ct, decay))
+        pl.when(member != 0)(functools.partial(leave, entry_ct))
         warpgroups.meet(met)
-        if member == 0:
-            if team > 1:
-                entry_ct = entry_ct + tiles.read(rows.at[COARSE], tiles.LAYOUT.reduce(1))
-            vectors_ct_gm.at[program, chunk, ENTRY_CT][...] = entry_ct
-        both = held[0].first
+        pl.when(member == 0)(functools.partial(write_entry, entry_ct))
         found = tiles.product(square, (tiles.flipped(both), tiles.columns(written, part)))
         found = found + vector(ENTRY) * through
         tiles.emit(queries_ct_gm.at[batch, chunk, :, place, part], here.reads_ct, found)
         writes_ct_gm.at[program, chunk, :, part][...] = tiles.product(square, (both, [query]))
         if writes:
-            gain = _gain_of_writes(shared, held, member, gain_gm.at[program, chunk])
+            out = gain_gm.at[program, chunk]
+            gain = _gain_of_writes(shared, here.second, member, part, out)
         else:
-            gain = _gain_of_keys(shared, held, member, plain)
+            bands = [_band(held, i) for i in range(team)]
+            gain = _gain_of_keys(shared, bands, here, part, plain)
         _transition(shared, here.mean, member, *gain, transition_gm.at[program, chunk])
         plgpu.wait_smem_to_gmem(0)
 
-    warpgroups.split_up(team, run)
+    both = _band(held, 0).first
+    warpgroups.split_up(team, run, shares.alike)
 
 
 def run_before(
@@ -279,19 +291,20 @@ def run_before(
     stored = 0 if writes is None else parts
     bf16, f32 = jnp.bfloat16, jnp.float32
 
-    def wide(height, width):
-        return plgpu.SMEM((height, width), bf16, transforms=tiles.WIDE)
+    def wide(*shape):
+        return plgpu.SMEM(shape, bf16, transforms=tiles.WIDE)
 
     team = dim // BAND
-    sent = [(tiles.wide_float32(),) * 2] if team > 1 else []
-    low = [wide(LENGTH, BAND)] * parts
+    # Of what a warpgroup has here, one array is as large as one of the others: the place of its own.
+    sent = [(tiles.wide_float32(team),) * 2] if team > 1 else []
+    low, means_place = [wide(team, LENGTH, BAND)] * parts, [wide(team, dim, BAND)] * parts
     scratch: list[Any] = [
         wide(LENGTH, dim),
         wide(LENGTH, dim),
         plgpu.SMEM((NOISE, LENGTH), f32),
         [wide(LENGTH, LENGTH)] * parts,
         [wide(LENGTH, dim)] * stored,
-        [(wide(LENGTH, BAND), plgpu.RefUnion([wide(dim, BAND)] * parts, *sent), low, low)] * team,
+        (wide(team, LENGTH, BAND), plgpu.RefUnion(means_place, *sent), low, low),
         plgpu.Barrier(num_arrivals=3 + parts + stored),
         plgpu.Barrier(num_arrivals=2 + parts, num_barriers=team),
         warpgroups.meeting(team),

@@ -66,11 +66,14 @@ def scratch(dim: int, parts: int, team: int) -> list[Any]:
 def _fetch_keys(gm: Arrays, held: Held, at: Program, chunk: Any) -> None:
     """Loads what is first needed of a chunk; past the last one it loads that again."""
     given = lax.min(chunk, gm.keys.shape[1] - 1)
-    if at.member == 0:
+
+    @pl.when(at.member == 0)
+    def _():
         source = gm.keys.at[at.batch, given, :, at.head]
         plgpu.copy_gmem_to_smem(source, held.tokens, held.keys_loaded)
         rows = gm.rows.at[at.batch, given, at.head, pl.ds(0, NOISE)]  # the noise is the last one
         plgpu.copy_gmem_to_smem(rows, held.rows.at[lax.rem(chunk, 2)], held.keys_loaded)
+
     values = gm.values.at[at.batch, given, :, at.place, at.channels]
     target = held.values.at[at.member]
     plgpu.copy_gmem_to_smem(values, target, held.values_loaded.at[at.member])
@@ -104,7 +107,8 @@ def run(gm: Arrays, held: Held, at: Program) -> None:
         rows = pl.ds(block * BAND, BAND)
         entry = [part.at[rows] for part in own_mean]
         writes = [part.at[:, rows] for part in held.writes]
-        tiles.store(entry, mean.following(entry, tiles.flipped(writes), errors, vectors))
+        following = mean.following(entry, tiles.flipped(writes), errors, vectors, at.plain)
+        tiles.store(entry, following, at.plain)
         return 0
 
     def step(chunk, _):
@@ -114,20 +118,19 @@ def run(gm: Arrays, held: Held, at: Program) -> None:
             plgpu.barrier_arrive(barrier)
             plgpu.barrier_wait(barrier)
             warpgroups.show(at.plain)
-        if leads:
-            _fetch_factors(gm, held, at, chunk)
+        pl.when(leads)(functools.partial(_fetch_factors, gm, held, at, chunk))
         plgpu.barrier_wait(held.keys_loaded)
         plgpu.barrier_wait(held.values_loaded.at[at.member])
         with jax.named_scope("surprise"):
-            tiles.store(errors, mean.surprise(held.tokens, values, own_mean, vectors))
+            found = mean.surprise(held.tokens, values, own_mean, vectors, at.plain)
+            tiles.store(errors, found, at.plain)
         warpgroups.meet(held.met)  # all are done with the keys
-        if leads:
-            _fetch_queries(gm, held, at, chunk)
+        pl.when(leads)(functools.partial(_fetch_queries, gm, held, at, chunk))
         plgpu.barrier_wait(held.factors_loaded)
         with jax.named_scope("errors"):
             error = tiles.product(TALL, (tiles.flipped(held.inverse), errors))
             plgpu.commit_smem()  # all warps are done with what they are stored over
-            tiles.store(errors, error)
+            tiles.store(errors, error, at.plain)
             plgpu.commit_smem()
         plgpu.barrier_wait(held.queries_loaded)
         with jax.named_scope("recall"):
@@ -137,7 +140,7 @@ def run(gm: Arrays, held: Held, at: Program) -> None:
         warpgroups.meet(held.met)  # all are done with the queries
         _fetch_keys(gm, held, at, chunk + 1)
         with jax.named_scope("mean"):
-            tiles.store(errors, mean.aged(error, vectors))
+            tiles.store(errors, mean.aged(error, vectors), at.plain)
             out[...] = recalled.astype(out.dtype)
             plgpu.commit_smem()
             target = gm.reads.at[at.batch, chunk, :, at.place, at.channels]

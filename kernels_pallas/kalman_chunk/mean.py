@@ -40,11 +40,11 @@ class Program(NamedTuple):
     place: Any  # head and noise group
     head: Any
     channels: Any
-    member: int
+    member: Any
     plain: bool
 
 
-def locate(gm: Arrays, groups: int, band: Any, plain: bool, member: int = 0) -> Program:
+def locate(gm: Arrays, groups: int, band: Any, plain: bool, member: Any = 0) -> Program:
     """Returns where this program is.
 
     Args:
@@ -60,10 +60,10 @@ def locate(gm: Arrays, groups: int, band: Any, plain: bool, member: int = 0) -> 
     return Program(program, batch, place, place // groups, channels, member, plain)
 
 
-def surprise(keys: Any, values: Any, mean: Sequence[Any], vectors: Any) -> jax.Array:
-    """Returns V - a (K M), [L, 64]."""
+def surprise(keys: Any, values: Any, mean: Sequence[Any], vectors: Any, plain: bool) -> jax.Array:
+    """Returns V - a (K M), [L, 64]; `plain` as in `tiles.split`."""
     known = tiles.down(vectors.at[ENTRY], TALL) * tiles.product(TALL, ([keys], mean))
-    return tiles.read(values).astype(jnp.float32) - known
+    return tiles.load([values], plain) - known
 
 
 def weights(queries: Any, written: Sequence[Any], vectors: Any) -> jax.Array:
@@ -98,8 +98,8 @@ def aged(error: jax.Array, vectors: Any) -> jax.Array:
 
 
 def following(
-    mean: Sequence[Any], written: Sequence[Any], errors: Sequence[Any], vectors: Any
+    mean: Sequence[Any], written: Sequence[Any], errors: Sequence[Any], vectors: Any, plain: bool
 ) -> jax.Array:
     """Returns M' = a_L M + U^T (e E), or rows of it; `errors` are those of `aged`."""
     change = tiles.product((mean[0].shape[0], BAND), (written, errors))
-    return tiles.load(mean) * vectors[ENTRY, LENGTH - 1] + change
+    return tiles.load(mean, plain) * vectors[ENTRY, LENGTH - 1] + change

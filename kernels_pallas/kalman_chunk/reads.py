@@ -91,7 +91,8 @@ def _carry(gm: Arrays, held: Held, at: Program) -> None:
         plgpu.barrier_wait(held.loaded)
         plgpu.barrier_wait(held.both_loaded.at[slot])
         with jax.named_scope("surprise"):
-            tiles.store(held.surprise, mean.surprise(keys, held.values, entry, vectors))
+            found = mean.surprise(keys, held.values, entry, vectors, at.plain)
+            tiles.store(held.surprise, found, at.plain)
             plgpu.commit_smem()
         with jax.named_scope("errors"):
             left = [tiles.transposed(part) for part in held.inverse]
@@ -101,13 +102,14 @@ def _carry(gm: Arrays, held: Held, at: Program) -> None:
         plgpu.barrier_wait(held.read)  # of the chunk before
         _fetch_both(gm, held, at, chunk + 1)
         with jax.named_scope("errors store"):
-            tiles.store(held.surprise, mean.aged(error, vectors))
-            tiles.store(held.errors, error)
+            tiles.store(held.surprise, mean.aged(error, vectors), at.plain)
+            tiles.store(held.errors, error, at.plain)
             plgpu.commit_smem()
             plgpu.barrier_arrive(held.made)
         with jax.named_scope("mean"):
-            following = mean.following(entry, _written(held, slot), held.surprise, vectors)
-            tiles.store([part.at[other] for part in held.mean], following)
+            written = _written(held, slot)
+            following = mean.following(entry, written, held.surprise, vectors, at.plain)
+            tiles.store([part.at[other] for part in held.mean], following, at.plain)
             plgpu.commit_smem()
         return 0
 

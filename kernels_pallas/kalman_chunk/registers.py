@@ -1,11 +1,15 @@
 """Numbers in registers and in shared memory, thread by thread, in Mosaic GPU's own dialect.
 
-For code that has to be written so (`panels`, `elimination`, and `delta_chunk.solve`): MLIR values
-and pointers, not arrays. The interpreter runs none of it.
+For code that has to be written so (`panels`, `elimination`, `delta_chunk.solve`, and conversions of
+`tiles`): MLIR values and pointers, not arrays. The interpreter runs none of it.
 """
 
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental.mosaic import gpu as mgpu
 from jax.experimental.mosaic.gpu import utils as mgpu_utils
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxlib.mlir import ir
@@ -165,6 +169,66 @@ def bf16_parts(x: ir.Value, count: int) -> list[ir.Value]:
         parts.append(arith.truncf(low, part))
         x = asm("sub.rn.f32", x, part)
     return [*parts, arith.truncf(low, x)]
+
+
+def _packed(low: ir.Value, high: ir.Value) -> ir.Value:
+    """Two float32 rounded to bfloat16, in one register."""
+    return llvm.inline_asm(
+        ir.IntegerType.get_signless(32),
+        [high, low],
+        "cvt.rn.bf16x2.f32 $0, $1, $2;",
+        "=r,f,f",
+        has_side_effects=False,
+        asm_dialect=0,
+    )
+
+
+def _halves(pair: ir.Value) -> list[ir.Value]:
+    """Float32 of two packed bfloat16, the lower first."""
+    dtype = ir.F32Type.get()
+    bits = arith.shli(pair, i32(16)), arith.andi(pair, i32(-0x10000))
+    return [llvm.bitcast(dtype, x) for x in bits]
+
+
+def _array(like: Any, registers: np.ndarray) -> Any:
+    """An array that lies in registers as another does."""
+    return mgpu.FragmentedArray(_registers=registers, _layout=like.layout, _is_signed=None)
+
+
+def widen(x: jax.Array, layout: Any) -> jax.Array:
+    """bfloat16 as float32, one instruction a number, of which a register has two."""
+    result = plgpu.ShapeDtypeStruct(x.shape, jnp.float32, layout=layout)
+
+    @plgpu.inline_mgpu(arg_types=(layout,), return_type=result)
+    def run(_, x):
+        integer, two = ir.IntegerType.get_signless(32), ir.VectorType.get((2,), ir.F32Type.get())
+        wide = np.empty_like(x.registers)
+        for place, pair in np.ndenumerate(x.registers):
+            wide[place] = vector.from_elements(two, _halves(llvm.bitcast(integer, pair)))
+        return _array(x, wide)
+
+    return run(x)
+
+
+def split_pairs(x: jax.Array, count: int, layout: Any) -> list[jax.Array]:
+    """`tiles.split` two numbers at a time: 3 instructions a number, where it takes 4 by integers."""
+    result = plgpu.ShapeDtypeStruct(x.shape, jnp.bfloat16, layout=layout)
+
+    @plgpu.inline_mgpu(arg_types=(layout,), return_type=(result,) * count)
+    def run(_, x):
+        two = ir.VectorType.get((2,), ir.BF16Type.get())
+        parts = [np.empty_like(x.registers) for _ in range(count)]
+        for place, pair in np.ndenumerate(x.registers):
+            left = [vector.extract(pair, [], [i]) for i in range(2)]
+            for part in parts:
+                packed = _packed(*left)
+                part[place] = llvm.bitcast(two, packed)
+                if part is not parts[-1]:
+                    kept = _halves(packed)
+                    left = [asm("sub.rn.f32", *both) for both in zip(left, kept, strict=True)]
+        return tuple(_array(x, part) for part in parts)
+
+    return list(run(x))
 
 
 def distance(start: ir.Value, pointer: ir.Value, size: int) -> ir.Value:

@@ -41,10 +41,15 @@ def _reverse_body(
                 transition_gm.at[program, chunk, i], part.at[slot], loaded.at[slot]
             )
 
+    def fetch_first():
+        for stage in range(stages):
+            fetch(jnp.int32(stage))
+        for i, part in enumerate(state):
+            plgpu.copy_gmem_to_smem(last_gm.at[program, i, :, mine], part, last_loaded)
+
     def run(member):
-        band = tiles.bands(state[0].shape[1])[member]
-        start = band.start if both else place * BAND
-        rows = slice(member * dim // team, (member + 1) * dim // team)
+        band, rows = pl.ds(member * BAND, BAND), pl.ds(member * (dim // team), dim // team)
+        start = (member if both else place) * BAND
 
         def emit(chunk):
             """A warpgroup copies rows: those of a matrix lie in one piece, its columns do not."""
@@ -72,15 +77,10 @@ def _reverse_body(
             for part, share in zip(tiles.bands(dim), made, strict=True):
                 tiles.store([x.at[part, band] for x in state], share)
             warpgroups.meet(met)
-            if member == 0:
-                fetch(index + stages)
+            pl.when(member == 0)(lambda: fetch(index + stages))
             return 0
 
-        if member == 0:
-            for stage in range(stages):
-                fetch(jnp.int32(stage))
-            for i, part in enumerate(state):
-                plgpu.copy_gmem_to_smem(last_gm.at[program, i, :, mine], part, last_loaded)
+        pl.when(member == 0)(fetch_first)
         plgpu.barrier_wait(last_loaded)
         lax.fori_loop(0, chunks, step, 0)
         for stage in range(stages):  # of the last fetches, which nobody reads

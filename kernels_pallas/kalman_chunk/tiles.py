@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from kernels_pallas.kalman_chunk import registers
 from kernels_pallas.kalman_chunk.chunks import BAND, COARSE, FINE
 
 LENGTH = 64
@@ -58,11 +59,18 @@ def _rounded(x: jax.Array) -> jax.Array:
     return jax.lax.bitcast_convert_type((bits + 0x8000) & -0x10000, jnp.float32)
 
 
-def split(x: jax.Array, count: int) -> list[jax.Array]:
+def split(x: jax.Array, count: int, plain: bool = True) -> list[jax.Array]:
     """Splits float32 into `count` bfloat16 whose sum it is, to 8 bits a part.
 
     Inside kernels only: XLA may leave out a rounding that is undone at once (`split_in_xla`).
+
+    Args:
+      x: in registers.
+      count: parts.
+      plain: without inlined code, which takes fewer instructions and rounds ties to even.
     """
+    if not plain:
+        return registers.split_pairs(x, count, LAYOUT)
     parts = []
     for i in range(count):
         part = _rounded(x) if i + 1 < count else x
@@ -91,15 +99,19 @@ def join_in_xla(parts: jax.Array, axis: int) -> jax.Array:
     return jnp.sum(parts.astype(jnp.float32), axis=axis)
 
 
-def store(refs: Sequence[Any], x: jax.Array) -> None:
-    """Stores a float32 matrix as parts."""
-    for ref, part in zip(refs, split(x, len(refs)), strict=True):
+def store(refs: Sequence[Any], x: jax.Array, plain: bool = True) -> None:
+    """Stores a float32 matrix as parts; `plain` as in `split`."""
+    for ref, part in zip(refs, split(x, len(refs), plain), strict=True):
         ref[...] = part
 
 
-def load(refs: Sequence[Any]) -> jax.Array:
-    """The float32 sum of parts, smallest first."""
-    parts = [read(ref).astype(jnp.float32) for ref in refs]
+def load(refs: Sequence[Any], plain: bool = True) -> jax.Array:
+    """The float32 sum of parts, smallest first; `plain` as in `split`."""
+    parts = [read(ref) for ref in refs]
+    if plain:
+        parts = [part.astype(jnp.float32) for part in parts]
+    else:
+        parts = [registers.widen(part, LAYOUT) for part in parts]
     return functools.reduce(jnp.add, reversed(parts))
 
 
@@ -176,7 +188,7 @@ def register_product(
       plain: without wgmma, whose operands the interpreter wants in shared memory.
       so_far: what the product is added to, if anything.
     """
-    parts = split(left, count)
+    parts = split(left, count, plain)
     if plain:
         right = [(part[...].T if across else part[...]).astype(jnp.float32) for part in right]
         pairs = part_pairs([part.astype(jnp.float32) for part in parts], right)
@@ -274,6 +286,6 @@ def emit(target: Any, staged: Any, value: jax.Array) -> None:
     plgpu.copy_smem_to_gmem(staged, target)
 
 
-def wide_float32() -> Any:
-    """Shared memory for a float32 matrix [L, 64] that goes from a warpgroup to the other."""
-    return plgpu.SMEM((LENGTH, BAND), jnp.float32, transforms=WIDE_FLOAT32)
+def wide_float32(team: int) -> Any:
+    """Shared memory for float32 matrices [L, 64] that `team` warpgroups have for one another."""
+    return plgpu.SMEM((team, LENGTH, BAND), jnp.float32, transforms=WIDE_FLOAT32)

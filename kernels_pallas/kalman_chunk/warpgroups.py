@@ -10,6 +10,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from kernels_pallas.kalman_chunk import registers
+from kernels_pallas.kalman_chunk.chunks import BAND
 
 
 def mosaic_kernel(body: Callable[..., None], out: Any, scratch: Any, **options: Any) -> Any:
@@ -36,13 +37,51 @@ def members(team: int) -> dict[str, Any]:
     return {"num_threads": team, "thread_name": "member"} if team > 1 else {}
 
 
-def split_up(team: int, run: Callable[[int], None]) -> None:
-    """Runs `run(i)` in warpgroup i."""
-    if team == 1:
-        run(0)
+def split_up(team: int, run: Callable[[Any], None], alike: bool = True) -> None:
+    """Runs `run(i)` in warpgroup i.
+
+    Instructions come no faster than a warpgroup takes them, so two that run the same copy of the
+    code, with a traced `i`, are faster than two with a copy each.
+
+    Args:
+      team: how many warpgroups there are.
+      run: what they do.
+      alike: whether they do the same, but for `pl.when`; else `i` is a Python int.
+    """
+    if alike and team > 1:
+        run(jax.lax.axis_index("member"))
         return
     for member in range(team):
-        pl.when(jax.lax.axis_index("member") == member)(functools.partial(run, member))
+        mine = team == 1 or jax.lax.axis_index("member") == member
+        pl.when(mine)(functools.partial(run, member))
+
+
+class Shares:
+    """Which bands of value channels each warpgroup of a program takes: every `team`-th."""
+
+    def __init__(self, bands: int, team: int):
+        """Of how many there are, and how many warpgroups."""
+        self.alike = bands % team == 0
+        """Whether all have as many."""
+        self._bands, self._team = bands, team
+
+    def any(self, member: Any) -> bool:
+        """Whether a warpgroup has any."""
+        return self._bands >= self._team or member < self._bands
+
+    def of(self, member: Any) -> list[Any]:
+        """Slices of the channels; `member` is a Python int where not all have as many."""
+        count = self._bands // self._team
+        if not self.alike:
+            count = len(range(member, self._bands, self._team))
+        return [pl.ds((i * self._team + member) * BAND, BAND) for i in range(count)]
+
+
+def chosen(values: Sequence[jax.Array], member: Any) -> jax.Array:
+    """Which of two values in registers is that of a warpgroup."""
+    if isinstance(member, int):
+        return values[member]
+    return jax.lax.select(member == 0, *values)
 
 
 def meeting(team: int) -> list[Any]:
