@@ -59,7 +59,8 @@ def bench_ops(suite: str, options: Options | None = None) -> Iterator[dict[str, 
       (median, device alone; None without a GPU) with gpu_ms_low and gpu_ms_high (quartiles) and
       gpu_ms_by (how it was measured), wall_ms, wall_ms_low, wall_ms_high (host included),
       relative_error (of the output, against the token recurrence in float64 on the same inputs),
-      gradient_errors (by input, first sequence of the batch; None unless asked for) and
+      gradient_errors (by input, first sequence of the batch; None unless asked for, and of
+      baselines) and
       gradient_error (the largest of them),
       peak_bytes (inputs, outputs and temporaries), temp_bytes (temporaries alone; None for peers),
       bytes and flops (the fewest, see `bayesmem.evaluate.speed_counts`), roofline (the least time
@@ -119,7 +120,8 @@ def _builders(
 ) -> Iterator[tuple[Callable[[dict[str, Any]], Race], dict[str, Any]]]:
     """Yields what makes a race of a row, and the row, for our forms and those of the peers."""
     exact = None
-    if options.gradient_errors and mode == "fwd+bwd":
+    # Not of a baseline: nobody is held to its gradients, and mesa_net's take minutes of solves.
+    if options.gradient_errors and mode == "fwd+bwd" and case.name in OPS:
         exact = functools.partial(exact_gradients, *case[:2], case.cotangent.dtype.name)
     for form in OPS[case.name][1] if case.name in OPS else ():
         if options.forms and form not in options.forms:

@@ -133,7 +133,7 @@ def _half_of_joint(held: Held, at: Program, vectors: Any) -> jax.Array:
         keys = tiles.read(own_keys).astype(jnp.float32)
         entry = tiles.down(vectors.at[ENTRY], tall)
         carried = key_cov * entry * entry + keys * tiles.down(vectors.at[NOISE], tall)
-        tiles.store([part.at[:, mine] for part in held.carried], carried)
+        tiles.store([part.at[:, mine] for part in held.carried], carried, at.plain)
     with jax.named_scope("s"):
         s = tiles.register_product(key_cov, count, [own_keys], True, at.plain)
         return s * tiles.down(vectors.at[ENTRY], SQUARE) * tiles.across(vectors.at[ENTRY], SQUARE)
@@ -215,20 +215,21 @@ def _half_of_gain(gm: Arrays, held: Held, at: Program, vectors: Any, chunk: Any)
         warpgroups.meet([held.met])  # `writes` and `gain` take the place of `aged`
     with jax.named_scope("u store"):
         to_end = tiles.down(vectors.at[TO_END], shape)
-        tiles.store(writes, u)
-        tiles.store(gain, to_end * u)
+        tiles.store(writes, u, at.plain)
+        tiles.store(gain, to_end * u, at.plain)
         plgpu.commit_smem()
         for i, part in enumerate(writes):
             plgpu.copy_smem_to_gmem(part, gm.writes.at[at.program, chunk, i, :, _mine(at, width)])
     with jax.named_scope("g"):
         whole = tiles.product(shape, (held.inverse, gain))
         plgpu.commit_smem()
-        tiles.store(gain, whole)
+        tiles.store(gain, whole, at.plain)
         plgpu.commit_smem()
     with jax.named_scope("sg"):
         s = tiles.read(held.joint.at[:, :LENGTH])
         doubled = tiles.register_product(s, count, gain, False, at.plain)
-        tiles.store(carried, 0.5 * doubled - to_end * tiles.load(carried))
+        rows = to_end * tiles.load(carried, at.plain)
+        tiles.store(carried, 0.5 * doubled - rows, at.plain)
 
 
 def _half_of_update(held: Held, at: Program, vectors: Any) -> None:
@@ -250,10 +251,12 @@ def _half_of_update(held: Held, at: Program, vectors: Any) -> None:
         row, column = tiles.places(shape)
         here = row + start == column + _mine(at, width).start
         cov = [part.at[pl.ds(start, LENGTH), mine] for part in held.cov]
-        prior = tiles.load(cov) * (total * total) + jnp.where(here, noise, jnp.float32(0.0))
+        prior = tiles.load(cov, at.plain) * (total * total) + jnp.where(
+            here, noise, jnp.float32(0.0)
+        )
         # What rounding may have taken from a diagonal entry is put back on it.
         prior = prior + jnp.where(here, eps * prior, jnp.float32(0.0))
-        tiles.store(cov, prior + change)
+        tiles.store(cov, prior + change, at.plain)
 
     def one(block, _):
         columns = pl.ds(block * LENGTH, LENGTH)

@@ -1,7 +1,7 @@
 """Warpgroups that carry the mean and read it, chunk after chunk, on what one chain leaves.
 
 A warpgroup has a band of 64 value channels, and all that share a program have tokens and factors in
-common. Where the chain runs in the same launch (`together`), they follow it a chunk behind.
+common.
 """
 
 import functools
@@ -36,11 +36,10 @@ class Held(NamedTuple):
     values_loaded: Any  # of each one's values,
     first_loaded: Any  # and first mean,
     met: list[Any]  # of all in the program,
-    written: list[Any]  # of them and the chain: T and U are there; none where they all are
 
 
 def scratch(dim: int, parts: int, team: int) -> list[Any]:
-    """Shared memory and barriers of `Held`, but for `written`."""
+    """Shared memory and barriers of `Held`."""
 
     def wide(*shape: int) -> Any:
         return plgpu.SMEM(shape, jnp.bfloat16, transforms=tiles.WIDE)
@@ -114,10 +113,6 @@ def run(gm: Arrays, held: Held, at: Program) -> None:
     def step(chunk, _):
         vectors = held.rows.at[lax.rem(chunk, 2)]
         send_mean(chunk)
-        for barrier in held.written:
-            plgpu.barrier_arrive(barrier)
-            plgpu.barrier_wait(barrier)
-            warpgroups.show(at.plain)
         pl.when(leads)(functools.partial(_fetch_factors, gm, held, at, chunk))
         plgpu.barrier_wait(held.keys_loaded)
         plgpu.barrier_wait(held.values_loaded.at[at.member])

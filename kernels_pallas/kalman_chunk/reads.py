@@ -182,7 +182,7 @@ def _reads_body(*refs, groups: int, plain: bool):
 def _follow_body(*refs, groups: int, plain: bool):
     """The same by one warpgroup, which needs less shared memory."""
     count = len(Arrays._fields)
-    gm, held = Arrays(*refs[:count]), follow.Held._make((*refs[count:], []))
+    gm, held = Arrays(*refs[:count]), follow.Held._make(refs[count:])
     at = mean.locate(gm, groups, lax.axis_index("band"), plain)
     follow.run(gm, held, at)
 

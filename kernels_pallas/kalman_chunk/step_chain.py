@@ -49,7 +49,7 @@ def _fetch(gm: Arrays, held: Held, at: Program, chunk: Any) -> None:
 def _send_cov(gm: Arrays, held: Held, at: Program, chunk: Any, cov: jax.Array) -> None:
     """Writes P to global memory."""
     plgpu.wait_smem_to_gmem(0, wait_read_only=True)
-    tiles.store(held.cov, cov)
+    tiles.store(held.cov, cov, at.plain)
     plgpu.commit_smem()
     for i, part in enumerate(held.cov):
         plgpu.copy_smem_to_gmem(part, gm.covs.at[at.program, chunk, i])
@@ -62,12 +62,12 @@ def _joint(held: Held, at: Program, number: Any, slot: Any, cov: jax.Array) -> j
     own = [vectors.at[row, here] for row in range(5)]
     own_keys, all_keys = tiles.transposed(keys.at[here]), tiles.read(keys)
     with jax.named_scope("step kp"):
-        parts = tiles.split(cov, len(held.cov))
+        parts = tiles.split(cov, len(held.cov), at.plain)
         sums = tiles.part_pairs(parts, [own_keys]), [(all_keys, own_keys)]
         key_cov, gram = products((THIN, TALL), sums, at.plain)
         entry, noise = tiles.across(own[ENTRY], THIN), tiles.across(own[NOISE], THIN)
         carried = key_cov * entry * entry + noise * turned(keys.at[here], at.plain)
-        tiles.store(held.key_cov, key_cov)
+        tiles.store(held.key_cov, key_cov, at.plain)
         plgpu.commit_smem()
     with jax.named_scope("step s"):
         (s,) = products((TALL,), (tiles.part_pairs([all_keys], held.key_cov),), at.plain)
@@ -88,8 +88,8 @@ def _joint(held: Held, at: Program, number: Any, slot: Any, cov: jax.Array) -> j
 
 def _gain(
     gm: Arrays, held: Held, at: Program, place: tuple[Any, Any], carried: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    """Sends U out; returns K of the step and X's inner factor, [D, 16]; both are stored, too.
+) -> tuple[list[jax.Array], list[jax.Array]]:
+    """Sends U out; returns parts of K of the step and of X's inner factor, [D, 16], stored too.
 
     Args:
       gm: global memory.
@@ -98,18 +98,25 @@ def _gain(
       place: chunk, and step in it.
       carried: Cov(S_j) k_j.
     """
-    (chunk, number), here = place, pl.ds(place[1] * STEP, STEP)
+    (chunk, number), here, count = place, pl.ds(place[1] * STEP, STEP), len(held.cov)
     turn = lax.rem(number, 2)
     to, writes = factor_of(held, turn), [part.at[turn] for part in held.writes]
     to_end = tiles.across(held.rows.at[lax.rem(chunk, 2)].at[TO_END, here], THIN)
     u = times(carried, to.aged, at.plain)
-    plgpu.wait_smem_to_gmem(len(writes), wait_read_only=True)  # the step before last's
-    at_end = tiles.part_pairs(tiles.split(u * to_end, len(writes)), tiles.flipped(to.inverse))
-    store = functools.partial(store_turned, writes, u, at.plain)
-    (gain,) = products((THIN,), (at_end,), at.plain, store)
-    inner = 0.5 * times(gain, to.s, at.plain) - carried * to_end
-    tiles.store(held.gain, gain)
-    tiles.store(held.inner, inner)
+    plgpu.wait_smem_to_gmem(count, wait_read_only=True)  # the step before last's
+    at_end = tiles.split(u * to_end, count, at.plain)
+    (gain,) = products(
+        (THIN,),
+        (tiles.part_pairs(at_end, tiles.flipped(to.inverse)),),
+        at.plain,
+        meanwhile=functools.partial(store_turned, writes, u, at.plain),
+    )
+    gain = tiles.split(gain, count, at.plain)
+    (doubled,) = products((THIN,), (tiles.part_pairs(gain, to.s),), at.plain)
+    inner = tiles.split(0.5 * doubled - carried * to_end, count, at.plain)
+    for refs, parts in ((held.gain, gain), (held.inner, inner)):
+        for ref, part in zip(refs, parts, strict=True):
+            ref[...] = part
     plgpu.commit_smem()
     plgpu.barrier_arrive(held.made.at[turn])
     for i, part in enumerate(writes):
@@ -118,13 +125,17 @@ def _gain(
 
 
 def _update(
-    held: Held, at: Program, vectors: Any, cov: jax.Array, factors: tuple[jax.Array, jax.Array]
+    held: Held,
+    at: Program,
+    vectors: Any,
+    cov: jax.Array,
+    factors: tuple[list[jax.Array], list[jax.Array]],
 ) -> jax.Array:
     """Returns P' = P a_L^2 + n_L I + X + X^T; `vectors` are those of the step.
 
     X and X^T are summed in the same order, so that P' is symmetric to the last bit.
     """
-    gain, inner = (tiles.split(x, len(held.cov)) for x in factors)
+    gain, inner = factors
     x = tiles.part_pairs(gain, tiles.flipped(held.inner))
     mirrored = [(a, b) for b, a in tiles.part_pairs(tiles.flipped(held.gain), inner)]
     change, other = products((SQUARE, SQUARE), (x, mirrored), at.plain)
@@ -171,7 +182,7 @@ def run(gm: Arrays, held: Held, at: Program) -> None:
     for i, part in enumerate(held.cov):
         plgpu.copy_gmem_to_smem(gm.first_cov.at[at.program, i], part, held.cov_loaded)
     plgpu.barrier_wait(held.cov_loaded)
-    cov = lax.fori_loop(0, chunks, one, tiles.load(held.cov))
+    cov = lax.fori_loop(0, chunks, one, tiles.load(held.cov, at.plain))
     plgpu.barrier_wait(held.keys_loaded)  # of the last fetch
     plgpu.barrier_wait(held.freed)
     for turn in range(2):

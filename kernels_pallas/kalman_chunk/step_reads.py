@@ -57,7 +57,7 @@ def _weights(held: Held, at: Program, number: Any, vectors: Any, writes: list[An
     )
     row, column = places(number)
     w = jnp.where(row >= column, w * decays(vectors, number), jnp.float32(0.0))
-    tiles.store(held.weights, w)
+    tiles.store(held.weights, w, at.plain)
     plgpu.commit_smem()
     here = pl.ds(number * STEP, STEP)
     return tiles.flipped([part.at[here] for part in held.weights])
@@ -70,7 +70,7 @@ def _step(gm: Arrays, held: Held, at: Program, chunk: Any, number: Any, mean: ja
     inverse, writes = ([part.at[turn] for part in x] for x in (held.inverse, held.writes))
     entry = tiles.across(vectors.at[ENTRY, here], THIN)
     with jax.named_scope("step known"):
-        parts = tiles.split(mean, len(held.mean))
+        parts = tiles.split(mean, len(held.mean), at.plain)
         key, query = (tiles.transposed(x.at[here]) for x in (held.keys.at[slot], held.queries))
         sums = tiles.part_pairs(parts, [key]), tiles.part_pairs(parts, [query])
         known, recalled = products((THIN, THIN), sums, at.plain)

@@ -129,7 +129,7 @@ def turned(ref: Any, plain: bool) -> jax.Array:
 
 def store_turned(refs: Sequence[Any], x: jax.Array, plain: bool) -> None:
     """Stores the transpose of a matrix in registers, as parts."""
-    for ref, part in zip(refs, tiles.split(x, len(refs)), strict=True):
+    for ref, part in zip(refs, tiles.split(x, len(refs), plain), strict=True):
         if plain:
             ref[...] = part.T
         else:
