@@ -27,6 +27,7 @@ _CHUNK_SIZE = flags.DEFINE_integer(
 _OPS = flags.DEFINE_list("ops", [], "Only these ops, separated by commas.")
 _FORMS = flags.DEFINE_list("forms", [], "Only these forms.")
 _DIMS = flags.DEFINE_multi_integer("dims", [], "Only shapes with this D; may be given repeatedly.")
+_MODES = flags.DEFINE_list("modes", [], "Only these: fwd, fwd+bwd, step.")
 _DTYPE = flags.DEFINE_enum(
     "dtype", None, ["bfloat16", "float32"], "Of q, k and v; left out: what the suite has."
 )
@@ -53,6 +54,7 @@ def main(argv: list[str]) -> None:
         ops=_OPS.value,
         forms=_FORMS.value,
         dims=_DIMS.value,
+        modes=_MODES.value,
         dtype=_DTYPE.value,
         peers=_PEERS.value,
         gradient_errors=_GRADIENT_ERRORS.value,
@@ -66,7 +68,7 @@ def main(argv: list[str]) -> None:
         if output is not None:  # each time, for what comes later may fail
             output.write_text(json.dumps(rows, indent=1) + "\n")
     if not rows:
-        raise ValueError("--ops, --forms, --dims: no form of these ops can be timed here")
+        raise ValueError("--ops, --forms, --dims, --modes: no form of these ops can be timed here")
     print(format_rows(rows))
 
 

@@ -1,6 +1,7 @@
 """Times of a call: as its caller sees it, and on the device alone."""
 
 import functools
+import math
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -34,8 +35,12 @@ def milliseconds(run: Callable[[], Any]) -> float:
 
 
 def calls_in_loop(wall_ms: float) -> int:
-    """Returns how many calls make a loop of about `LOOP_MS`: 1 to 100."""
-    return min(100, max(1, round(LOOP_MS / max(wall_ms, 1e-3))))
+    """Returns how many calls make a loop of about `LOOP_MS`: a power of two, 1 to 64.
+
+    Times of another run differ a little. A power of two mostly stays, and with it the program in
+    JAX's compilation cache.
+    """
+    return min(64, max(1, 2 ** round(math.log2(LOOP_MS / max(wall_ms, 1e-3)))))
 
 
 def repeated(function: Callable[[Any, Any], tuple[Any, Any]], times: int) -> Callable[..., Any]:

@@ -26,18 +26,15 @@ from bayesmem.evaluate.speed_inputs import (
     gradients,
     relative_error,
 )
-from bayesmem.evaluate.speed_options import Options, all_ops, check_options
+from bayesmem.evaluate.speed_options import MODES, STEP, Options, all_ops, check_options
 from kernels_pallas.shapes import CHUNK_SIZES, DTYPES, SLOT_SUITES, SUITES, Shape, SlotShape
 
 logger = logging.getLogger("bayesmem")
 
 AnyShape = Shape | SlotShape
 
-MODES = ("fwd", "fwd+bwd")
 NO_STEP = ("touched", "segmented", "plain")
 """Forms that are not meant for one token."""
-STEP = "step"
-"""Mode of shapes of one token: the state goes in and out and is donated, as in decoding."""
 TOKENS = 64
 """Tokens of one timed call in that mode, one after the other in one program; times are a token's.
 
@@ -94,6 +91,7 @@ def _groups(suite: str, options: Options) -> Iterator[list[tuple[str, AnyShape, 
     """Yields what takes turns: lists of (op, shape, mode)."""
     names = [op for op in all_ops(options) if not options.ops or op in options.ops]
     memories = [name for name in names if name != "slot_memory"]
+    modes = [mode for mode in MODES if _asked(mode, options)]
     shape: AnyShape
     for shape in SUITES[suite]:
         if options.dims and shape.D not in options.dims:
@@ -103,16 +101,20 @@ def _groups(suite: str, options: Options) -> Iterator[list[tuple[str, AnyShape, 
             for name in memories
             if name in OPS or any(peers.times(peer, name, shape) for peer in options.peers)
         ]
-        for mode in MODES:
+        for mode in modes:
             yield [(name, shape, mode) for name in timed]
     if "slot_memory" in names and not options.dims:
         slots: Sequence[AnyShape] = SLOT_SUITES[suite]
         steps = [("slot_memory", shape, STEP) for shape in slots if shape.T == 1]
-        if steps:
+        if steps and _asked(STEP, options):
             yield steps
         for shape in slots:
             if shape.T > 1:
-                yield from ([("slot_memory", shape, mode)] for mode in MODES)
+                yield from ([("slot_memory", shape, mode)] for mode in modes)
+
+
+def _asked(mode: str, options: Options) -> bool:
+    return not options.modes or mode in options.modes
 
 
 def _builders(

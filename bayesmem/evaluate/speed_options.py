@@ -7,6 +7,11 @@ from bayesmem.evaluate import peers
 from bayesmem.evaluate.speed_inputs import OPS
 from kernels_pallas.shapes import SUITES
 
+MODES = ("fwd", "fwd+bwd")
+
+STEP = "step"
+"""Mode of shapes of one token: the state goes in and out and is donated, as in decoding."""
+
 
 class Options(NamedTuple):
     """What is timed, beyond the shapes.
@@ -18,6 +23,7 @@ class Options(NamedTuple):
       ops: names of the ops to time; none for all.
       forms: names of our forms to time; none for all.
       dims: D of the shapes to time; none for all. The slot memory has no D: it is left out then.
+      modes: "fwd", "fwd+bwd" and, of the slot memory, "step"; none for all.
       dtype: of q, k and v, "bfloat16" or "float32"; None for the suite's. Gates are float32.
       peers: other libraries to time on the same inputs, of `bayesmem.evaluate.peers.PEERS`.
       gradient_errors: compare gradients too, with those of the float64 token recurrence: costly.
@@ -28,6 +34,7 @@ class Options(NamedTuple):
     ops: Sequence[str] = ()
     forms: Sequence[str] = ()
     dims: Sequence[int] = ()
+    modes: Sequence[str] = ()
     dtype: str | None = None
     peers: Sequence[str] = ()
     gradient_errors: bool = False
@@ -49,6 +56,7 @@ def check_options(suite: str, options: Options) -> None:
             some = f"some of {', '.join(map(str, known))}"
             wanted = some if known else f"none, for no shape of suite {suite!r} has a D"
             raise ValueError(f"dims: found {dim}, wanted {wanted}")
+    _require_some("modes", options.modes, (*MODES, STEP))
     _require_some("peers", options.peers, peers.PEERS)
     _require_some("ops", options.ops, all_ops(options))
     _require_some("forms", options.forms, {form for _, of_op in OPS.values() for form in of_op})

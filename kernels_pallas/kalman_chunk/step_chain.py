@@ -111,17 +111,17 @@ def _gain(
         at.plain,
         meanwhile=functools.partial(store_turned, writes, u, at.plain),
     )
-    gain = tiles.split(gain, count, at.plain)
-    (doubled,) = products((THIN,), (tiles.part_pairs(gain, to.s),), at.plain)
+    gains = tiles.split(gain, count, at.plain)
+    (doubled,) = products((THIN,), (tiles.part_pairs(gains, to.s),), at.plain)
     inner = tiles.split(0.5 * doubled - carried * to_end, count, at.plain)
-    for refs, parts in ((held.gain, gain), (held.inner, inner)):
+    for refs, parts in ((held.gain, gains), (held.inner, inner)):
         for ref, part in zip(refs, parts, strict=True):
             ref[...] = part
     plgpu.commit_smem()
     plgpu.barrier_arrive(held.made.at[turn])
     for i, part in enumerate(writes):
         plgpu.copy_smem_to_gmem(part, gm.writes.at[at.program, chunk, i, here])
-    return gain, inner
+    return gains, inner
 
 
 def _update(

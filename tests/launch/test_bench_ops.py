@@ -69,6 +69,7 @@ def test_bfloat16_and_errors_of_gradients():
         ("quick", Options(forms=["fast"]), "forms: found 'fast', wanted some of .*touched"),
         ("gpu", Options(dims=[64, 96]), "dims: found 96, wanted some of 64, 128, 256"),
         ("decode", Options(dims=[64]), "dims: found 64, wanted none, for no shape of suite"),
+        ("quick", Options(modes=["bwd"]), "modes: found 'bwd', wanted some of fwd, fwd.bwd, step"),
         ("quick", Options(peers=["mamba"]), "peers: found 'mamba', wanted some of fla"),
     ],
 )
@@ -84,6 +85,8 @@ def test_only_some_dims(monkeypatch):
     found = [(row["op"], row["D"]) for row in bench_ops("quick", options)]
     memories = "kalman_memory", "delta_rule", "linear_attention"
     assert found == [(op, 8) for _ in range(2) for op in memories]  # and no slots
+    forward = list(bench_ops("quick", options._replace(modes=["fwd"])))
+    assert [(row["op"], row["mode"]) for row in forward] == [(op, "fwd") for op in memories]
 
 
 def test_only_some_ops_and_forms(caplog):
@@ -117,7 +120,9 @@ def test_results_page_is_that_of_the_committed_files(tmp_path):
 def test_ops_and_forms_that_do_not_meet(tmp_path):
     output = tmp_path / "none.json"
     done = run(*COMMAND, "--ops=slot_memory", "--forms=chunked", f"--output={output}")
-    assert done.returncode == 1 and done.stderr.startswith("error: --ops, --forms, --dims: no form")
+    assert done.returncode == 1 and done.stderr.startswith(
+        "error: --ops, --forms, --dims, --modes: no form"
+    )
     assert not output.exists()
 
 
