@@ -128,7 +128,7 @@ def make_vectors(
         kept = jnp.exp(2.0 * log_decay)
         injected = injected + jnp.where(begins, prior_var[:, None] * kept, 0.0)
         coarse, fine = jnp.where(begins, RESET, coarse), jnp.where(begins, 0.0, fine)
-    coarse, fine = jnp.cumsum(coarse, axis=-1), jnp.cumsum(fine, axis=-1)
+    coarse, fine = jnp.cumsum(jnp.stack([coarse, fine]), axis=-1)  # one set of kernels for both
     ratio = between(coarse, fine)
     entry = jnp.exp2(coarse + fine)
     to_end = jnp.exp2(coarse[..., -1:] - coarse + (fine[..., -1:] - fine))
