@@ -85,7 +85,7 @@ def _after_body(
         """Returns E, and leaves Eb in `work`."""
         value = tiles.straight(values_gm.at[batch, chunk, :, head, band]).astype(jnp.float32)
         wait(*range(len(parts)))
-        tiles.store(work, value - vector(ENTRY) * by_keys(*range(len(parts))))
+        tiles.store(work, value - vector(ENTRY) * by_keys(*range(len(parts))), plain)
         plgpu.commit_smem()  # all warps are done with M too
         if halved:
             fetch_exit(0, parts[1], band)
@@ -95,7 +95,7 @@ def _after_body(
         bands_ct_gm.at[program, chunk, index, TO_END_CT][...] = tiles.row_sums(errors * carried_on)
         weighted = tiles.straight(weighted_gm.at[program, chunk, :, band])
         plgpu.commit_smem()
-        tiles.store(work, weighted + vector(TO_END) * carried_on)
+        tiles.store(work, weighted + vector(TO_END) * carried_on, plain)
         plgpu.commit_smem()
         return errors
 
@@ -103,12 +103,12 @@ def _after_body(
         """Adds to a band of D of the keys' cotangent."""
         numbers_gm = states_ct_gm.at[program, chunk, share]
         through = tiles.product(square, (work, tiles.flipped(slots[memory])))
-        key = tiles.read(keys.at[:, part]).astype(jnp.float32)
+        key = tiles.load([keys.at[:, part]], plain)
         numbers_gm.at[ENTRY_CT][...] = -tiles.row_sums(through * key)
         so_far = tiles.plus(so_far, -vector(ENTRY) * through)
         left = vector(TO_END) * errors
         so_far = tiles.register_product(left, count, slots[at_exit], True, plain, so_far)
-        both = tiles.load(slots[memory]) * tiles.load(slots[at_exit])
+        both = tiles.load(slots[memory], plain) * tiles.load(slots[at_exit], plain)
         numbers_gm.at[TOTAL_CT][...] = tiles.row_sums(both)
         return so_far
 
@@ -122,7 +122,7 @@ def _after_body(
         beta_ct = tiles.row_sums((surprise_ct * upside) * (errors * upside))
         bands_ct_gm.at[program, chunk, index, BETA_CT][...] = beta_ct
         plgpu.commit_smem()
-        tiles.store(work, surprise_ct)
+        tiles.store(work, surprise_ct, plain)
         plgpu.commit_smem()
         # The first part is what bfloat16 holds of it.
         plgpu.copy_smem_to_gmem(work[0], values_ct_gm.at[batch, chunk, :, head, band])
@@ -148,7 +148,7 @@ def _after_body(
         """Leaves what (ratio * Ab)^T has above the diagonal in `work`."""
         row, column = tiles.places()
         overlap_ct = jnp.where(row < column, -mixed_ct * tiles.decays(rows), jnp.float32(0.0))
-        tiles.store(work, overlap_ct)
+        tiles.store(work, overlap_ct, plain)
         plgpu.commit_smem()
         overlap = tiles.product(square, ([keys], [tiles.transposed(keys)]))
         pairs = jnp.float32(LN2) * overlap_ct * overlap

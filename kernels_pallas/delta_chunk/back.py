@@ -40,7 +40,7 @@ def backward(
         tokens, reads_ct, rows, inverse, None, memory, interpret=plain
     )
     last = tiles.parts_of(memory_ct, config.parts)
-    exits = reverse.run_reverse(before.transition, before.own, last, both=False)
+    exits = reverse.run_reverse(before.transition, before.own, last, both=False, interpret=plain)
     found = after.run_after(tokens, rows, inverse, memory, exits, before, interpret=plain)
     tokens_ct = Tokens(before.queries_ct, found.keys_ct, found.values_ct)
     vectors_ct = _of_vectors(vectors, before.vectors_ct, found)

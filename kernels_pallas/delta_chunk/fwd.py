@@ -45,12 +45,12 @@ def _inverse_body(
     # (I - mixed)^{-1} = S + S C S = S (I + C S), S the inverse of the diagonal blocks, C the rest.
     across = jnp.where((row < HALF) & (column >= HALF), mixed, zero)
     change = tiles.register_product(across, len(inverse), inverse, False, plain)
-    tiles.store(joint, jnp.where(row == column, one, zero) + change)
+    tiles.store(joint, jnp.where(row == column, one, zero) + change, plain)
     plgpu.commit_smem()
     whole = tiles.product(square, (inverse, joint))
     whole = whole * tiles.across(rows.at[BETA], square)
     plgpu.commit_smem()  # all warps are done with `inverse`
-    tiles.store(inverse, whole)
+    tiles.store(inverse, whole, plain)
     plgpu.commit_smem()
     for i, part in enumerate(inverse):
         plgpu.copy_smem_to_gmem(part, inverse_gm.at[program, chunk, i])

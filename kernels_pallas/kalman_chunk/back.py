@@ -54,13 +54,15 @@ def backward(
         tokens, reads_ct, rows, inverse, writes, means, interpret=plain
     )
     start = tiles.parts_of(mean_ct, config.parts)
-    means_ct = reverse.run_reverse(before.transition, before.own, start, both=False)
+    means_ct = reverse.run_reverse(
+        before.transition, before.own, start, both=False, interpret=plain
+    )
     mean = back_means.run_means(
         tokens, rows, inverse, writes, means, means_ct, before, interpret=plain
     )
     joint = back_joints.run_joints(tokens.keys, rows, inverse, covs, mean, interpret=plain)
     start = tiles.parts_of(0.5 * (cov_ct + jnp.swapaxes(cov_ct, -1, -2)), config.parts)
-    covs_ct = reverse.run_reverse(before.transition, joint.own, start, both=True)
+    covs_ct = reverse.run_reverse(before.transition, joint.own, start, both=True, interpret=plain)
     after = back_covs.run_covs(
         tokens.keys, rows, vectors.obs_var, before.gain, covs, covs_ct, (mean, joint),
         interpret=plain,

@@ -48,8 +48,8 @@ def _covs_body(
     In shared memory: keys [L, D], rows [5, L] and own noise [L] float32, parts of the gain (later
     of X of (18)) [L, D], of the covariance and of its cotangent at the exit [D, D]. A warpgroup has
     a band of D; `held` [team, L, 64] is where it puts, for the other, its share of Sb, float32, and
-    then what goes out; `numbers` [7, L] float32 are numbers a token: what the first one has of four,
-    and three of the last one's own.
+    then what goes out; `numbers` [7, L] float32 are numbers a token: what the first one has of
+    four, and three of the last one's own.
     """
     program, chunk = lax.axis_index("program"), lax.axis_index("chunk")
     count, dim, places = len(gain), keys.shape[1], keys_ct_gm.shape[3]
@@ -68,7 +68,7 @@ def _covs_body(
         return functools.reduce(jnp.add, values)
 
     def wide(part):
-        return tiles.read(keys.at[:, part]).astype(jnp.float32)
+        return tiles.load([keys.at[:, part]], plain)
 
     def symmetric_product(left, right, part):
         both = tiles.columns(right, part), tiles.flipped(tiles.height(right, part))
@@ -89,8 +89,10 @@ def _covs_body(
         passed, trace = [], []
         for up in parts:
             for across in parts:
-                band = tiles.load([x.at[up, across] for x in at_exit])
-                passed.append(tiles.row_sums(tiles.load([x.at[up, across] for x in cov]) * band))
+                band = tiles.load([x.at[up, across] for x in at_exit], plain)
+                passed.append(
+                    tiles.row_sums(tiles.load([x.at[up, across] for x in cov], plain) * band)
+                )
                 if up == across:
                     trace.append(tiles.row_sums(jnp.where(row == column, band, zero)))
         write(PASSED, total(passed))
@@ -105,7 +107,9 @@ def _covs_body(
         spread = joint_ct * tiles.across(rows.at[ENTRY], square)
         spread = tiles.register_product(spread, count, [keys.at[:, part]], False, plain)
         entry_ct = 2.0 * known * (spread + entry * rows_ct)
-        tiles.store(tiles.columns(gain, part), 2.0 * entry * spread + entry * entry * rows_ct)
+        tiles.store(
+            tiles.columns(gain, part), 2.0 * entry * spread + entry * entry * rows_ct, plain
+        )
         numbers = entry_ct, to_end_ct, rows_ct * key, known * key
         return [tiles.row_sums(x) for x in numbers], noise * rows_ct
 

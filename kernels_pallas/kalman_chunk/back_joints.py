@@ -63,24 +63,24 @@ def _joints_body(
     def joint_cotangent(inverse_ct):
         """Sb = -T^T sym(half(Tb T^T)) T, from Tb^T."""
         row, column = tiles.places()
-        tiles.store(work, jnp.where(row <= column, inverse_ct, jnp.float32(0.0)))
+        tiles.store(work, jnp.where(row <= column, inverse_ct, jnp.float32(0.0)), plain)
         plgpu.commit_smem()
         whole = tiles.product(square, (tiles.flipped(inverse), work))
         kept = jnp.where(row == column, 0.5 * whole, whole)
         plgpu.commit_smem()
-        tiles.store(work, jnp.where(row <= column, kept, jnp.float32(0.0)))
+        tiles.store(work, jnp.where(row <= column, kept, jnp.float32(0.0)), plain)
         plgpu.commit_smem()
         right = tiles.flipped(inverse)
         both = 0.5 * tiles.product(square, (work, right), (tiles.flipped(work), right))
         plgpu.commit_smem()
-        tiles.store(work, both)
+        tiles.store(work, both, plain)
         plgpu.commit_smem()
         return -tiles.product(square, (inverse, work))
 
     def take_writes_ct():
         for part in parts:
             given = tiles.straight(writes_ct_gm.at[program, chunk, :, part])
-            tiles.store(tiles.columns(writes_ct, part), given)
+            tiles.store(tiles.columns(writes_ct, part), given, plain)
 
     for source, target in (
         (keys_gm.at[batch, chunk, :, place // groups], keys),
@@ -95,18 +95,18 @@ def _joints_body(
     plgpu.barrier_wait(loaded)
     entry, known = vector(ENTRY), []
     for part in parts:
-        wide = tiles.read(keys.at[:, part]).astype(jnp.float32)
+        wide = tiles.load([keys.at[:, part]], plain)
         known.append(key_cov([keys], cov, part) * entry * entry + wide * vector(NOISE))
     if not apart:
         plgpu.commit_smem()
     for part, found in zip(parts, known, strict=True):
-        tiles.store(tiles.columns(carried, part), found)
+        tiles.store(tiles.columns(carried, part), found, plain)
     if not apart:
         take_writes_ct()
     plgpu.commit_smem()
     aged_ct = tiles.product(square, (carried, tiles.flipped(writes_ct)))
     decay = tiles.decays(rows)
-    aged = tiles.load(inverse) * decay
+    aged = tiles.load(inverse, plain) * decay
     pairs = jnp.float32(LN2) * aged_ct * aged
     vectors_ct_gm.at[program, chunk, EARLIER_CT][...] = tiles.row_sums(pairs)
     vectors_ct_gm.at[program, chunk, LATER_CT][...] = jnp.sum(pairs, axis=0)
@@ -123,7 +123,7 @@ def _joints_body(
     for part, band_ct in zip(parts, rows_ct, strict=True):
         rows_ct_gm.at[program, chunk, :, part][...] = band_ct
         spread = tiles.register_product(joint_ct, count, [keys.at[:, part]], False, plain)
-        tiles.store(tiles.columns(carried, part), spread + entry * entry * band_ct)
+        tiles.store(tiles.columns(carried, part), spread + entry * entry * band_ct, plain)
     plgpu.commit_smem()
     for left in parts:
         for right in parts:

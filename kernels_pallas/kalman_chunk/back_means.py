@@ -110,12 +110,12 @@ def _means_body(
         mean, at_exit, _, surprise, errors_ct = here
         weighted = tiles.straight(weighted_gm.at[program, chunk, :, band])
         plgpu.barrier_wait(bands_loaded.at[member])
-        value = tiles.read(surprise[0]).astype(jnp.float32)
-        tiles.store(surprise, value - vector(ENTRY) * tiles.product(square, ([keys], mean)))
+        value = tiles.load([surprise[0]], plain)
+        tiles.store(surprise, value - vector(ENTRY) * tiles.product(square, ([keys], mean)), plain)
         plgpu.commit_smem()
         for part in parts:
             known, known_ct = tiles.height(mean, part), tiles.height(at_exit, part)
-            share = tiles.row_sums(tiles.load(known) * tiles.load(known_ct))
+            share = tiles.row_sums(tiles.load(known, plain) * tiles.load(known_ct, plain))
             total_ct = tiles.plus(total_ct, share)
         errors = tiles.product(square, (tiles.flipped(inverse), surprise))
         carried_on = tiles.product(square, (writes, at_exit))
@@ -123,14 +123,14 @@ def _means_body(
         weighted = weighted + vector(TO_END) * carried_on
         errors = vector(TO_END) * errors
         if team == 1:
-            tiles.store(errors_ct, weighted)
+            tiles.store(errors_ct, weighted, plain)
         for i, part in enumerate(parts):
             right = tiles.height(at_exit, part)
             share = tiles.register_product(errors, count, right, True, plain)
             writes_ct[i] = tiles.plus(writes_ct[i], share)
         if team > 1:
             plgpu.commit_smem()
-            tiles.store(errors_ct, weighted)  # in the place of `at_exit`
+            tiles.store(errors_ct, weighted, plain)  # in the place of `at_exit`
         plgpu.commit_smem()
         share = tiles.product(square, (surprise, tiles.flipped(errors_ct)))
         inverse_ct = tiles.plus(inverse_ct, share)
@@ -164,7 +164,7 @@ def _means_body(
 
     def entry_cotangent(made):
         """Of a_i: the rows' sums of -K * Rb M^T."""
-        wide = [tiles.read(keys.at[:, part]).astype(jnp.float32) for part in parts]
+        wide = [tiles.load([keys.at[:, part]], plain) for part in parts]
         shares = [tiles.row_sums(x * y) for x, y in zip(wide, made.through, strict=True)]
         return -functools.reduce(jnp.add, shares)
 
@@ -173,9 +173,9 @@ def _means_body(
             numbers[i] = number
 
     def exchange(member, here, made):
-        """Adds up what both warpgroups have; returns a band of Ub, of Rb M^T and, of its own, the rest.
+        """Adds up what both warpgroups have: a band of Ub, and of Rb M^T.
 
-        The rest is Tb^T and the numbers a token.
+        Returns these and, of its own alone, the rest: Tb^T and the numbers a token.
         """
         rest: list[Any] = []
         if shares.any(member):
@@ -258,8 +258,7 @@ def run_means(
     def of_bands():
         """For the warpgroups; where there are two, little room is left.
 
-        Of what a warpgroup has in a place, one array is as large as one of the others: it is where
-        its own are.
+        What one warpgroup has of each array in a place is as large, so its own share it only.
         """
         tall, low = [wide(team, dim, BAND)] * parts, [wide(team, LENGTH, BAND)] * parts
         if team == 1:

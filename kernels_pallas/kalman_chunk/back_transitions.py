@@ -61,34 +61,43 @@ class Chunk(NamedTuple):
     inverse: list[Any]  # parts of T^T [L, L]
     writes: list[Any]  # parts [L, D], none where keys are the writes
     met: list[Any]  # barriers of all warpgroups
+    plain: bool  # without inlined code
 
 
 SQUARE = (LENGTH, LENGTH)
 
 
-def _gain_of_keys(chunk: Chunk, held: list[Band], here: Band, part: Any, plain: bool) -> Any:
+def _gain_of_keys(chunk: Chunk, held: list[Band], here: Band, part: Any) -> tuple[Any, Any]:
     """Makes parts of a G by bands of D where U = K; returns them and a band of K."""
     entry, to_end = chunk.rows.at[ENTRY], chunk.rows.at[TO_END]
-    left = tiles.load(chunk.inverse) * tiles.across(to_end, SQUARE) * tiles.down(entry, SQUARE)
+    left = (
+        tiles.load(chunk.inverse, chunk.plain)
+        * tiles.across(to_end, SQUARE)
+        * tiles.down(entry, SQUARE)
+    )
     key = chunk.keys.at[:, part]
-    found = tiles.register_product(left, len(chunk.inverse), [key], False, plain)
-    tiles.store(here.second, found)
+    found = tiles.register_product(left, len(chunk.inverse), [key], False, chunk.plain)
+    tiles.store(here.second, found, chunk.plain)
     warpgroups.meet(chunk.met)
     return [each.second for each in held], [key]
 
 
-def _gain_of_writes(chunk: Chunk, aged: list[Any], member: Any, part: Any, out: Any) -> Any:
+def _gain_of_writes(
+    chunk: Chunk, aged: list[Any], member: Any, part: Any, out: Any
+) -> tuple[Any, Any]:
     """Stores G = T^T (e U), once U is no operand; returns G by bands of D and a band of a K."""
     parts = tiles.bands(chunk.keys.shape[1])
     own = tiles.columns(chunk.writes, part)
     plgpu.commit_smem()
-    tiles.store(own, tiles.down(chunk.rows.at[TO_END], SQUARE) * tiles.load(own))
-    key = tiles.read(chunk.keys.at[:, part]).astype(jnp.float32)
-    tiles.store(aged, tiles.down(chunk.rows.at[ENTRY], SQUARE) * key)
+    tiles.store(
+        own, tiles.down(chunk.rows.at[TO_END], SQUARE) * tiles.load(own, chunk.plain), chunk.plain
+    )
+    key = tiles.load([chunk.keys.at[:, part]], chunk.plain)
+    tiles.store(aged, tiles.down(chunk.rows.at[ENTRY], SQUARE) * key, chunk.plain)
     plgpu.commit_smem()
     gain = tiles.product(SQUARE, (chunk.inverse, own))
     plgpu.commit_smem()
-    tiles.store(own, gain)
+    tiles.store(own, gain, chunk.plain)
     warpgroups.meet(chunk.met)
     for i, x in enumerate(chunk.writes):
         copy = functools.partial(plgpu.copy_smem_to_gmem, x, out.at[i])
@@ -103,7 +112,9 @@ def _transition(chunk: Chunk, mean: list[Any], member: Any, gain: Any, aged: Any
     for i, (part, band_gain) in enumerate(zip(parts, gain, strict=True)):
         f = -tiles.product(SQUARE, (tiles.flipped(band_gain), aged))
         total = jnp.where(jnp.int32(i) == member, chunk.rows[ENTRY, LENGTH - 1], zero)
-        tiles.store(tiles.height(mean, part), f + jnp.where(row == column, total, zero))
+        tiles.store(
+            tiles.height(mean, part), f + jnp.where(row == column, total, zero), chunk.plain
+        )
     plgpu.commit_smem()
     for i, x in enumerate(mean):
         plgpu.copy_smem_to_gmem(x, out.at[i, :, pl.ds(member * BAND, BAND)])
@@ -132,7 +143,7 @@ def _before_body(
     batch, place = program // groups_of_row, lax.rem(program, groups_of_row)
     square, parts, written = SQUARE, tiles.bands(dim), writes or [keys]
     team = len(parts)
-    shared, head = Chunk(keys, rows, inverse, writes, met), place // groups
+    shared, head = Chunk(keys, rows, inverse, writes, met, plain), place // groups
     shares = warpgroups.Shares(width // BAND, team)
 
     def vector(index):
@@ -159,21 +170,21 @@ def _before_body(
         """Adds the shares of a band of value channels to Wb^T and, by bands of D, to Yb M^T."""
         reads_ct, mean, _, first, second = here
         weights_ct, through = so_far or _nothing(len(parts))
-        value = tiles.read(first[0]).astype(jnp.float32)
-        tiles.store(first, value - vector(ENTRY) * tiles.product(square, ([keys], mean)))
+        value = tiles.load([first[0]], plain)
+        tiles.store(first, value - vector(ENTRY) * tiles.product(square, ([keys], mean)), plain)
         plgpu.commit_smem()
-        tiles.store(second, tiles.product(square, (tiles.flipped(inverse), first)))
+        tiles.store(second, tiles.product(square, (tiles.flipped(inverse), first)), plain)
         plgpu.commit_smem()
         share = tiles.product(square, (second, [tiles.transposed(reads_ct)]))
         weights_ct = tiles.plus(weights_ct, share)
         weighted = tiles.register_product(weights, count, [reads_ct], False, plain)
-        tiles.store(first, weighted)
+        tiles.store(first, weighted, plain)
         plgpu.commit_smem()
         weighted_gm.at[program, chunk, :, band][...] = weighted
         surprise_ct = tiles.product(square, (inverse, first))
         plgpu.commit_smem()
-        tiles.store(second, -vector(ENTRY) * surprise_ct)
-        tiles.store(first, vector(ENTRY) * tiles.read(reads_ct).astype(jnp.float32))
+        tiles.store(second, -vector(ENTRY) * surprise_ct, plain)
+        tiles.store(first, vector(ENTRY) * tiles.load([reads_ct], plain), plain)
         plgpu.commit_smem()
         for part in parts:
             left = [tiles.transposed(x.at[:, part]) for x in (queries, keys)]
@@ -218,7 +229,7 @@ def _before_body(
         """Leaves ratio * Wb in `first` of the first warpgroup; numbers a token."""
         if team > 1 and shares.any(1):
             weights_ct = weights_ct + tiles.read(_band(held, 1).sent[1])
-        tiles.store(both, decay * weights_ct)
+        tiles.store(both, decay * weights_ct, plain)
         pairs = jnp.float32(LN2) * weights_ct * weights
         vectors_ct_gm.at[program, chunk, EARLIER_CT][...] = tiles.row_sums(pairs)
         vectors_ct_gm.at[program, chunk, LATER_CT][...] = jnp.sum(pairs, axis=0)
@@ -242,7 +253,7 @@ def _before_body(
         weights = decay * tiles.product(square, (written, [tiles.transposed(queries)]))
         weights_ct, through = exchange(member, here, take_bands(member, here, weights))
         query = queries.at[:, part]
-        entry_ct = tiles.row_sums(through * tiles.read(query).astype(jnp.float32))
+        entry_ct = tiles.row_sums(through * tiles.load([query], plain))
         pl.when(member == 0)(functools.partial(reverse_weights, weights, weights_ct, decay))
         pl.when(member != 0)(functools.partial(leave, entry_ct))
         warpgroups.meet(met)
@@ -256,7 +267,7 @@ def _before_body(
             gain = _gain_of_writes(shared, here.second, member, part, out)
         else:
             bands = [_band(held, i) for i in range(team)]
-            gain = _gain_of_keys(shared, bands, here, part, plain)
+            gain = _gain_of_keys(shared, bands, here, part)
         _transition(shared, here.mean, member, *gain, transition_gm.at[program, chunk])
         plgpu.wait_smem_to_gmem(0)
 
@@ -295,7 +306,7 @@ def run_before(
         return plgpu.SMEM(shape, bf16, transforms=tiles.WIDE)
 
     team = dim // BAND
-    # Of what a warpgroup has here, one array is as large as one of the others: the place of its own.
+    # What one warpgroup has of each array here is as large, so they share its own places only.
     sent = [(tiles.wide_float32(team),) * 2] if team > 1 else []
     low, means_place = [wide(team, LENGTH, BAND)] * parts, [wide(team, dim, BAND)] * parts
     scratch: list[Any] = [

@@ -169,7 +169,7 @@ def _pass_backward(config, saved, cotangents):
         factors, _ = fwd.factors(parts, covs, lead)
         means = fwd.tiles.by_chunk(fwd.tiles.join_in_xla(means, axis=2), lead)[:-1]
         if _one_program(means):
-            walk = functools.partial(reverse.walk_back, parts=config.parts)
+            walk = functools.partial(reverse.walk_back, config=config)
     read_ct = _spelled(cotangents.reads).astype(terms.entry.dtype)
     read_ct = read_ct.reshape(*read_ct.shape[:3], *terms.values.shape[2:4], -1)
     given = bwd.Cotangents(

@@ -211,7 +211,7 @@ def widen(x: jax.Array, layout: Any) -> jax.Array:
 
 
 def split_pairs(x: jax.Array, count: int, layout: Any) -> list[jax.Array]:
-    """`tiles.split` two numbers at a time: 3 instructions a number, where it takes 4 by integers."""
+    """`tiles.split` two numbers at a time: 3 instructions a number, where integers take 4."""
     result = plgpu.ShapeDtypeStruct(x.shape, jnp.bfloat16, layout=layout)
 
     @plgpu.inline_mgpu(arg_types=(layout,), return_type=(result,) * count)
@@ -219,7 +219,7 @@ def split_pairs(x: jax.Array, count: int, layout: Any) -> list[jax.Array]:
         two = ir.VectorType.get((2,), ir.BF16Type.get())
         parts = [np.empty_like(x.registers) for _ in range(count)]
         for place, pair in np.ndenumerate(x.registers):
-            left = [vector.extract(pair, [], [i]) for i in range(2)]
+            left: list[ir.Value] = [vector.extract(pair, [], [i]) for i in range(2)]
             for part in parts:
                 packed = _packed(*left)
                 part[place] = llvm.bitcast(two, packed)

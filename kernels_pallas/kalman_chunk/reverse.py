@@ -15,12 +15,13 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from kernels_pallas.kalman_chunk import tiles, warpgroups
+from kernels_pallas.kalman_chunk.config import Config
 from kernels_pallas.kalman_chunk.tiles import BAND
 
 
 def _reverse_body(
     transition_gm, own_gm, last_gm, exits_gm, transition, state, apart, loaded, last_loaded, met,
-    *, chunks: int, team: int, both: bool, stages: int,
+    *, chunks: int, team: int, both: bool, stages: int, plain: bool,
 ):  # fmt: skip
     """Runs one program; see `run_reverse` for the arrays in global memory (`_gm`).
 
@@ -66,7 +67,7 @@ def _reverse_body(
                 if not apart:
                     plgpu.wait_smem_to_gmem(0, wait_read_only=True)
                     warpgroups.meet(met)
-                tiles.store(tiles.columns(source, band), through)
+                tiles.store(tiles.columns(source, band), through, plain)
                 plgpu.commit_smem()
             right, made = tiles.columns(source, band), []
             for part in tiles.bands(dim):
@@ -75,7 +76,7 @@ def _reverse_body(
                 made.append(tiles.product((BAND, BAND), pair) + own)
             plgpu.wait_smem_to_gmem(0, wait_read_only=True)  # and its warps are done with `source`
             for part, share in zip(tiles.bands(dim), made, strict=True):
-                tiles.store([x.at[part, band] for x in state], share)
+                tiles.store([x.at[part, band] for x in state], share, plain)
             warpgroups.meet(met)
             pl.when(member == 0)(lambda: fetch(index + stages))
             return 0
@@ -91,7 +92,14 @@ def _reverse_body(
     warpgroups.split_up(team, run)
 
 
-def run_reverse(transition: jax.Array, own: jax.Array, last: jax.Array, *, both: bool) -> jax.Array:
+def run_reverse(
+    transition: jax.Array,
+    own: jax.Array,
+    last: jax.Array,
+    *,
+    both: bool,
+    interpret: bool = False,
+) -> jax.Array:
     """Launches the kernel.
 
     Args:
@@ -99,6 +107,7 @@ def run_reverse(transition: jax.Array, own: jax.Array, last: jax.Array, *, both:
       own: [B H G, N, D, K] float32, what each chunk adds; 64 divides K.
       last: [B H G, parts, D, K] bfloat16, parts of X after the last chunk.
       both: whether F stands on both sides; then K = D.
+      interpret: run without what the interpreter does not have.
 
     Returns:
       Parts [B H G, N + 1, parts, D, K] bfloat16 of X at chunk entries and at the end.
@@ -120,7 +129,14 @@ def run_reverse(transition: jax.Array, own: jax.Array, last: jax.Array, *, both:
         plgpu.Barrier(num_arrivals=parts),
         warpgroups.meeting(team),
     ]
-    body = functools.partial(_reverse_body, chunks=chunks, team=team, both=both, stages=stages)
+    options: dict[str, Any] = {
+        "chunks": chunks,
+        "team": team,
+        "both": both,
+        "stages": stages,
+        "plain": interpret,
+    }
+    body = functools.partial(_reverse_body, **options)
     out = jax.ShapeDtypeStruct((programs, chunks + 1, parts, dim, own.shape[-1]), bf16)
     kernel = warpgroups.mosaic_kernel(
         body,
@@ -134,17 +150,18 @@ def run_reverse(transition: jax.Array, own: jax.Array, last: jax.Array, *, both:
 
 
 def walk_back(
-    transition: jax.Array, own: jax.Array, last: jax.Array, both: bool, _: Any, *, parts: int
+    transition: jax.Array, own: jax.Array, last: jax.Array, both: bool, _: Any, *, config: Config
 ) -> tuple[jax.Array, jax.Array]:
-    """`bwd.walk_back` by the kernel; D and K multiples of 64, `parts` as in `Config`."""
+    """`bwd.walk_back` by the kernel; D and K multiples of 64."""
     lead = last.shape[:3]
     dim, width = last.shape[-2:]
 
     exits = run_reverse(
-        jnp.stack(tiles.split_in_xla(tiles.by_program(transition), parts), axis=2),
+        jnp.stack(tiles.split_in_xla(tiles.by_program(transition), config.parts), axis=2),
         tiles.by_program(own),
-        tiles.parts_of(last, parts),
+        tiles.parts_of(last, config.parts),
         both=both,
+        interpret=config.interpret,
     )
     x = tiles.join_in_xla(exits, axis=2)
     x = x.reshape(*lead, -1, dim, width)

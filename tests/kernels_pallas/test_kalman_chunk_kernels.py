@@ -187,7 +187,7 @@ def test_reverse_kernel_equals_a_scan(dim, width, both):
     given = transition, normal(3, 1, 1, 1, dim, width), normal(1, 1, 1, dim, width), both
     wanted = bwd.walk_back(*given, functools.partial(jnp.matmul, precision="highest"))
     with run_kernels():
-        found = reverse.walk_back(*given, None, parts=2)
+        found = reverse.walk_back(*given, None, config=KERNELS())
     for one, other in zip(found, wanted, strict=True):
         scale = float(jnp.abs(other).max())
         assert_close(one / scale, other / scale, "2 parts")
