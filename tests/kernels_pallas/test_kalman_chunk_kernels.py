@@ -71,7 +71,7 @@ def case(dim, width, groups=1, packed=False, chunks=2):
 @needs_interpreter
 @pytest.mark.parametrize(
     "dim,groups,parts,packed",
-    ((64, 2, 3, True), (64, 1, 2, False), (128, 1, 2, True), (256, 1, 2, True)),
+    ((64, 2, 3, True), (128, 1, 2, True), (256, 1, 2, True)),
 )
 def test_covariance_kernel_equals_the_algebra(dim, groups, parts, packed):
     tokens, vectors, cov, _ = case(dim, 64, groups, packed)
@@ -137,7 +137,8 @@ def test_the_op_on_kernels_equals_the_chunk_form(monkeypatch, outputs):
         return sum(jnp.sum(w.astype(jnp.float32) * x) for w, x in zip(weights, found, strict=True))
 
     varied = differentiable(inputs)
-    wanted = symmetric(jax.jit(jax.grad(lambda x: loss(x, lambda y: chunked(y, 64))))(varied))
+    # In chunks of 16, which compile several times faster than those of the kernels.
+    wanted = symmetric(jax.jit(jax.grad(lambda x: loss(x, lambda y: chunked(y, 16))))(varied))
     with run_kernels():
         kernels = functools.partial(op.filter_tokens, config=KERNELS())
         found = symmetric(jax.grad(lambda x: loss(x, kernels))(varied))
@@ -152,20 +153,11 @@ def test_the_op_on_kernels_equals_the_chunk_form(monkeypatch, outputs):
 def test_the_op_pads_to_the_largest_kernels():
     # D to 256, M/G to 128, T to 128.
     case = cases.kalman(
-        4,
-        70,
-        "scalar",
-        groups=2,
-        packed=True,
-        dim=130,
-        value_dim=140,
-        batch=1,
-        heads=1,
-        key_heads=1,
+        4, 70, "scalar", packed=True, dim=130, value_dim=70, batch=1, heads=1, key_heads=1
     )
     case |= {n: np.asarray(jnp.asarray(case[n], jnp.bfloat16), np.float32) for n in ("q", "k", "v")}
     inputs = jax.tree.map(lambda x: x if x.dtype == bool else x.astype(jnp.float32), prepared(case))
-    wanted = jax.jit(lambda x: chunked(x, 64))(inputs)
+    wanted = jax.jit(lambda x: chunked(x, 16))(inputs)
     with run_kernels():
         found = op.filter_tokens(inputs, KERNELS())
     for name in ("y", "var", "mean", "cov"):

@@ -1,5 +1,6 @@
 """Training, prefill and decoding are one function; packing and padding (C8, C10)."""
 
+import functools
 import io
 
 import jax
@@ -76,12 +77,17 @@ def test_long_parts_and_a_state_from_a_file_used_twice(case):
     states_close(end, last)
 
 
+@functools.cache
+def long_layer():
+    """A layer with chunks of 64 in one jitted call, and its parameters."""
+    layer = build_mixer("gated_deltanet", inputs().shape[2], {"num_heads": 2})
+    call = jax.jit(layer.apply, compiler_options=QUICK_BUILD)
+    return call, jax.jit(layer.init)(jax.random.key(0), inputs(1, batch=1))
+
+
 @pytest.mark.parametrize("split", [1, 63, 64, 129])
 def test_splits_around_a_chunk_of_64(split):
-    x = inputs(130, batch=1)
-    layer = build_mixer("gated_deltanet", x.shape[2], {"num_heads": 2})
-    params = layer.init(jax.random.key(0), x[:, :1])
-    call = jax.jit(layer.apply, compiler_options=QUICK_BUILD)
+    x, (call, params) = inputs(130, batch=1), long_layer()
     whole, last = call(params, x)
     first, state = call(params, x[:, :split])
     second, end = call(params, x[:, split:], state)

@@ -56,7 +56,7 @@ def boosted(form):
 
 def test_repeated_unit_key_follows_the_riccati_map(form):
     """x' = r^2 x / (r^2 + x) + ell^2 for the predicted variance x along the key."""
-    variance, _ = variance_of(KEY_B, np.repeat(KEY_B[None], 40, axis=0), form)
+    variance, _ = variance_of(KEY_B, np.repeat(KEY_B[None], 64, axis=0), form)
     predicted = np.concatenate([[PRIOR], variance[:-1]]) + ELL2
     np.testing.assert_allclose(variance + ELL2, R2 * predicted / (R2 + predicted) + ELL2, **EXACT)
 

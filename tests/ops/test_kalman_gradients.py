@@ -106,7 +106,8 @@ def test_low_precision_gradients_stay_within_the_table(dtype, form):
     cotangent = rng.standard_normal(case["v"].shape)
 
     def loss(case, form):
-        return jnp.sum(cotangent * ops.kalman_memory(**case, implementation=form)[0])
+        y, _ = ops.kalman_memory(**case, implementation=form, chunk_size=32)
+        return jnp.sum(cotangent * y)
 
     found = symmetric(jax.jit(jax.grad(loss), static_argnums=1)(low, form))
     jax.config.update("jax_enable_x64", True)

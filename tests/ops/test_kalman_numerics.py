@@ -1,5 +1,6 @@
 """Cases C2, C4, C6, C7, C17 and C19 for the Kalman op, and covariance over thousands of updates."""
 
+import functools
 import logging
 
 import chex
@@ -13,9 +14,20 @@ from hypothesis import strategies as st
 from bayesmem import ops
 from tests import oracles
 from tests.ops import cases
+from tests.ops.filters import FORMS, predict
 from tests.tolerances import assert_close
 
-FORMS = ("recurrent", "chunked", "associative")
+
+@functools.partial(jax.jit, static_argnames=("form", "chunk_size"))
+def read(case, form, chunk_size=64):
+    """Reads, the state after them, and what the case is to the sum of the reads."""
+
+    def total(case):
+        y, state = ops.kalman_memory(**case, implementation=form, chunk_size=chunk_size)
+        return jnp.sum(y), (y, state)
+
+    gradients, (y, state) = jax.grad(total, has_aux=True)(case)
+    return y, state, gradients
 
 
 def readings(obs_var):
@@ -53,46 +65,30 @@ def test_two_readings_in_every_form_in_float64(x64):
 def test_covariance_stays_positive_over_4000_updates(obs_var, process_var, form):
     rng = np.random.default_rng(0)
     k = jnp.asarray(cases.unit(rng, 1, 4000, 1, 16), jnp.float32)
-    full = jnp.full((1, 4000, 1), 1.0, jnp.float32)
     v = jnp.asarray(rng.standard_normal((1, 4000, 1, 4)), jnp.float32)
-    state, smallest = None, np.inf
+    process_var, obs_var = (jnp.full((1, 4000, 1), x, jnp.float32) for x in (process_var, obs_var))
+    tokens = {"q": k, "k": k, "v": v, "process_var": process_var, "obs_var": obs_var}
+    state, smallest = (jnp.zeros((1, 1, 16, 4)), jnp.eye(16)[None, None, None]), np.inf
     for start in range(0, 4000, 80):
-        part = slice(start, start + 80)
-        y, state = ops.kalman_memory(
-            k[:, part],
-            k[:, part],
-            v[:, part],
-            process_var=process_var * full[:, part],
-            obs_var=obs_var * full[:, part],
-            state=state,
-            implementation=form,
-        )
+        y, _, *state = predict(cases.cut(tokens, start, start + 80, tuple(state)), form)
         chex.assert_tree_all_finite((y, state))
-        cov = np.asarray(state.cov, np.float64)
+        cov = np.asarray(state[1], np.float64)
         np.testing.assert_array_equal(cov, np.swapaxes(cov, -1, -2))
         smallest = min(smallest, np.linalg.eigvalsh(cov).min())
     assert smallest >= 0
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("prior_var", (1.0, 1e6))
-@pytest.mark.parametrize("dim", (4, 16))
-def test_a_prior_far_above_the_noise_stays_finite(dim, prior_var, form):
+@pytest.mark.parametrize("dim,chunk_size", ((4, 16), (16, 64)))
+def test_a_prior_far_above_the_noise_stays_finite(dim, chunk_size, form):
     rng = np.random.default_rng(0)
     k = cases.unit(rng, 8, 64, 2, dim)
     case = {"q": k[::-1].copy(), "k": k, "v": k @ rng.standard_normal((dim, dim))}
     case |= {"process_var": np.zeros((8, 64, 2)), "obs_var": np.full((8, 64, 2), 1e-6)}
     case = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), case)
-    for chunk_size in (16, 64):
-
-        def loss(case, chunk_size=chunk_size):
-            y, state = ops.kalman_memory(
-                **case, prior_var=prior_var, implementation=form, chunk_size=chunk_size
-            )
-            return jnp.sum(y), (y, state)
-
-        gradients, (y, state) = jax.jit(jax.grad(loss, has_aux=True))(case)
-        chex.assert_tree_all_finite((y, state, gradients))
+    for prior_var in (1.0, 1e6):
+        found = read(case | {"prior_var": jnp.float32(prior_var)}, form, chunk_size)
+        chex.assert_tree_all_finite(found)
 
 
 @settings(max_examples=25, deadline=None)
@@ -134,15 +130,18 @@ def test_strong_decay_is_finite_and_right(kind, strength, form):
     case["log_decay"][:, 40:44] = -1e-3
     exact = oracles.kalman(**case)
     case = {name: jnp.asarray(x, jnp.float32) for name, x in case.items()}
-    y, state = ops.kalman_memory(**case, implementation=form)
+    # The terms of a chunk are those of "chunked"; here elements meet that forget each other.
+    y, state, gradients = read(case, form, 16 if form == "associative" else 64)
     assert_close(y, exact[0], np.float32, length=64)
     assert_close(state.cov, exact[3], np.float32, length=64)
-    gradients = jax.grad(lambda c: jnp.sum(ops.kalman_memory(**c, implementation=form)[0]))(case)
     chex.assert_tree_all_finite(gradients)
 
 
-@pytest.mark.parametrize("chunk_size", (1, 16, 32, 64, 128))
-@pytest.mark.parametrize("form", ("chunked", "associative"))
+@pytest.mark.parametrize(
+    "form,chunk_size",
+    # Of a chunk's length, both forms have the same code.
+    (*(("chunked", n) for n in (1, 16, 32, 64, 128)), *(("associative", n) for n in (1, 32))),
+)
 def test_chunk_size_does_not_matter(form, chunk_size):
     case = cases.kalman(3, 150, "diagonal")
     exact = oracles.kalman(**case)
@@ -157,12 +156,9 @@ def test_zero_keys_write_nothing(form):
     case["k"][:, 5] = 0
     case["k"][0] = 0
     case = {name: jnp.asarray(x, jnp.float32) for name, x in case.items()}
-    y, state = ops.kalman_memory(**case, implementation=form)
+    y, state, gradients = read(case, form, 16)
     np.testing.assert_array_equal(np.asarray(state.mean[0]), 0)
     np.testing.assert_array_equal(np.asarray(y[0]), 0)
-    gradients = jax.grad(lambda c: jnp.sum(ops.kalman_memory(**c, implementation=form)[0] ** 2))(
-        case
-    )
     chex.assert_tree_all_finite((y, state, gradients))
 
 
@@ -172,7 +168,7 @@ def test_odd_head_dims(dim, form):
     case = cases.kalman(dim, 40, "scalar", dim=dim, value_dim=dim, batch=1)
     exact = oracles.kalman(**case)
     case = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), case)
-    y, state = ops.kalman_memory(**case, implementation=form)
+    y, state = ops.kalman_memory(**case, implementation=form, chunk_size=16)
     assert_close(y, exact[0], np.float32, length=dim)
     assert_close(state.cov, exact[3], np.float32, length=dim)
 

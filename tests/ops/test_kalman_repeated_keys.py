@@ -19,17 +19,21 @@ from tests.tolerances import assert_close
 ORDERS = ("at_once", "in_turn")
 
 
-@pytest.fixture(params=ORDERS)
-def order(request, monkeypatch):
-    """A chunk form; all chunks at once as on a GPU, with its factorization and split products."""
+@pytest.fixture(scope="module", params=ORDERS)
+def order(request):
+    """A chunk form; all chunks at once as on a GPU, with its factorization and split products.
+
+    Of the module, so that its tests share programs.
+    """
     at_once = request.param == "at_once"
-    monkeypatch.setitem(api.FORMS, request.param, functools.partial(chunked, at_once=at_once))
-    monkeypatch.setattr(entries, "UNROLL", 1)
-    if at_once:
-        monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-        monkeypatch.setattr(linalg, "_splits", lambda backend: True)
     jax.clear_caches()  # what has been traced for the other backend
-    yield request.param
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(api.FORMS, request.param, functools.partial(chunked, at_once=at_once))
+        patch.setattr(entries, "UNROLL", 1)
+        if at_once:
+            patch.setattr(jax, "default_backend", lambda: "gpu")
+            patch.setattr(linalg, "_splits", lambda backend: True)
+        yield request.param
     jax.clear_caches()
 
 
@@ -49,17 +53,23 @@ def repeated(dim, obs_var, process_var, steps=1024, count=3, length=1.0):
     return {name: jnp.asarray(x, jnp.float32) for name, x in case.items()}
 
 
-def filtered(case, order, prior_var=1.0):
+def predict(case, order, prior_var):
+    y, var, state = ops.kalman_predict(
+        **case, prior_var=prior_var, implementation=order, chunk_size=64
+    )
+    return y, var, state.mean, state.cov
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def filtered(case, order, prior_var):
     """Returns outputs and the gradients of one weighted sum of the reads and the last mean."""
     weights = np.random.default_rng(1).standard_normal(case["v"].shape)
 
     def loss(case):
-        y, var, state = ops.kalman_predict(
-            **case, prior_var=prior_var, implementation=order, chunk_size=64
-        )
-        return jnp.sum(weights * y) + jnp.sum(state.mean), (y, var, state.mean, state.cov)
+        outputs = predict(case, order, prior_var)
+        return jnp.sum(weights * outputs[0]) + jnp.sum(outputs[2]), outputs
 
-    gradients, outputs = jax.jit(jax.grad(loss, has_aux=True))(case)
+    gradients, outputs = jax.grad(loss, has_aux=True)(case)
     return outputs, gradients
 
 
@@ -74,21 +84,21 @@ def assert_sound(outputs, gradients):
 @pytest.mark.parametrize("process_var", (0.0, 1e-3))
 @pytest.mark.parametrize("obs_var", (1e-6, 1e-2))
 def test_everything_stays_finite_and_the_covariance_positive(order, dim, process_var, obs_var):
-    assert_sound(*filtered(repeated(dim, obs_var, process_var), order))
+    assert_sound(*filtered(repeated(dim, obs_var, process_var), order, 1.0))
 
 
 @pytest.mark.parametrize("dim", (16, 64))
 def test_a_prior_far_above_the_noise(order, dim):
-    assert_sound(*filtered(repeated(dim, 1e-6, 0.0, steps=512), order, prior_var=1e6))
+    assert_sound(*filtered(repeated(dim, 1e-6, 0.0), order, 1e6))
 
 
 def test_long_keys(order):
-    assert_sound(*filtered(repeated(16, 1e-6, 0.0, length=4.0), order))
+    assert_sound(*filtered(repeated(16, 1e-6, 0.0, length=4.0), order, 1.0))
 
 
 def test_what_is_put_back_cannot_be_seen_where_nothing_was_lost(order):
     case = repeated(16, 0.1, 0.0, steps=4096, count=8)
-    _, var, _, cov = filtered(case, order)[0]
+    _, var, _, cov = jax.jit(predict, static_argnums=1)(case, order, 1.0)
     exact = oracles.kalman(**{name: np.asarray(x, np.float64) for name, x in case.items()})
     scale = np.abs(exact[3]).max()
     assert_close(cov / scale, exact[3] / scale, np.float32)

@@ -31,7 +31,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture(scope="module")
 def eight(tmp_path_factory):
     """Results of mesh_worker, and what it logged."""
-    flags = "--xla_force_host_platform_device_count=8"
+    flags = os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
     done = subprocess.run(
         [sys.executable, "-m", "tests.train.mesh_worker", str(tmp_path_factory.mktemp("mesh"))],
         env=os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"},
