@@ -42,7 +42,7 @@ def kernels_of(op, dtype, differentiated):
 
 
 @pytest.mark.parametrize(
-    "op,forward,both", (("kalman_memory", 2, 2 + 6), ("delta_rule", 2, 2 + 3)), ids=STRENGTHS
+    "op,forward,both", (("kalman_memory", 1, 2 + 6), ("delta_rule", 2, 2 + 3)), ids=STRENGTHS
 )
 def test_auto_runs_the_kernels_forward_and_backward(hopper, op, forward, both):
     assert kernels_of(op, jnp.bfloat16, differentiated=False) == forward
