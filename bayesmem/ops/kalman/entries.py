@@ -19,7 +19,7 @@ from bayesmem.ops.kalman.update import (
     surprise,
     transition,
 )
-from bayesmem.ops.linalg import d_inverse_cholesky, inverse_cholesky, matmul, transpose
+from bayesmem.ops.linalg import d_inverse_cholesky, inverse_and_solution, matmul, transpose
 
 SAVED = "kalman_entries"
 """Name of what a backward pass keeps, for the policies of `jax.checkpoint`."""
@@ -51,8 +51,7 @@ def entries(chunks: ChunkTerms, mean: jax.Array, cov: jax.Array) -> Entries:
     def step(belief: tuple[jax.Array, jax.Array], chunk: ChunkTerms):
         mean, cov = belief
         read = readings(chunk, cov)
-        inverse = inverse_cholesky(read.joint, read.floor)
-        gain = solve(inverse, read.carried)
+        inverse, gain = inverse_and_solution(read.joint, read.floor, read.carried)
         after = (
             exit_mean(chunk, mean, surprise(chunk, mean), gain),
             exit_cov(chunk, cov, read, gain),
