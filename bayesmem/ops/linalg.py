@@ -126,8 +126,9 @@ def _pivot_rows(rest: jax.Array, floor: jax.Array, start: int, end: int) -> list
     column = jnp.arange(rest.shape[-1])
     inside = (column >= start) & (column < end)
     # XLA finds a number that is the same in all columns once, in a kernel before this one, which
-    # costs more than to find it everywhere. So it must not know that all columns are alike.
-    everything = column < rest.shape[-1]
+    # costs more than to find it everywhere. So it must not know that all columns are alike, and
+    # the steps must not share what tells it, or that has a kernel of its own.
+    everything = column < rest.shape[-1] + start
 
     def everywhere(x: jax.Array) -> jax.Array:
         return jnp.where(everything, x[..., None], 1.0)
