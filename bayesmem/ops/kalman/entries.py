@@ -59,7 +59,8 @@ def entries(chunks: ChunkTerms, mean: jax.Array, cov: jax.Array) -> Entries:
         return after, (mean, cov, inverse, read.kp, error)
 
     last, found = jax.lax.scan(step, (mean, cov), chunks, unroll=UNROLL)
-    return Entries(*found, *last)
+    means, covs, inverses, kp, errors = found
+    return Entries(means, covs, inverses, kp, errors, *last)
 
 
 @entries.defjvp
@@ -91,9 +92,12 @@ def _entries_jvp(primals, tangents):
     def seen(chunks: ChunkTerms, means: jax.Array, covs: jax.Array) -> tuple[jax.Array, jax.Array]:
         return matmul(chunks.keys, covs), surprise(chunks, means)
 
-    seen_now, d_seen = jax.jvp(seen, (chunks, means, covs), (d_chunks, d_means, d_covs))
-    primal = Entries(means, covs, inverses, *seen_now, found.last_mean, found.last_cov)
-    return primal, Entries(d_means, d_covs, d_inverses, *d_seen, d_last_mean, d_last_cov)
+    (kp, errors), (d_kp, d_errors) = jax.jvp(
+        seen, (chunks, means, covs), (d_chunks, d_means, d_covs)
+    )
+    primal = Entries(means, covs, inverses, kp, errors, found.last_mean, found.last_cov)
+    tangent = Entries(d_means, d_covs, d_inverses, d_kp, d_errors, d_last_mean, d_last_cov)
+    return primal, tangent
 
 
 def _walk(
