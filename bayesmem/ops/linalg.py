@@ -126,9 +126,9 @@ def _pivot_rows(rest: jax.Array, floor: jax.Array, start: int, end: int) -> list
     column = jnp.arange(rest.shape[-1])
     inside = (column >= start) & (column < end)
     # XLA finds a number that is the same in all columns once, in a kernel before this one, which
-    # costs more than to find it everywhere. So it must not know that all columns are alike, and
-    # the steps must not share what tells it, or that has a kernel of its own.
-    everything = column < rest.shape[-1] + start
+    # costs more than to find it everywhere. So it must not know that all columns are alike. All
+    # steps share what hides it: a mask for each has a kernel of its own, in place of one for all.
+    everything = column < rest.shape[-1]
 
     def everywhere(x: jax.Array) -> jax.Array:
         return jnp.where(everything, x[..., None], 1.0)
