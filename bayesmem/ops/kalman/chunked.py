@@ -13,7 +13,7 @@ from bayesmem.ops.kalman.entries import SAVED, entries
 from bayesmem.ops.kalman.terms import ChunkTerms, by_group, chunk_terms, cut, heads_and_groups
 from bayesmem.ops.kalman.types import KalmanInputs, KalmanOutputs
 from bayesmem.ops.kalman.update import exit_cov, exit_mean, readings, reads, solve, surprise
-from bayesmem.ops.linalg import inverse_cholesky, matmul
+from bayesmem.ops.linalg import inverse_cholesky
 
 Belief = tuple[jax.Array, jax.Array]
 Reads = tuple[jax.Array, jax.Array]
@@ -80,8 +80,7 @@ def _at_once(inputs: KalmanInputs, length: int) -> tuple[Belief, Reads]:
             inputs.mean.reshape(batch, heads * groups, dim, columns),
             inputs.cov.reshape(batch, heads * groups, dim, dim),
         )
-        kp, error = matmul(chunks.keys, found.covs), surprise(chunks, found.means)
-        y, var = reads(chunks, found.means, found.covs, kp, error, found.inverses)
+        y, var = reads(chunks, found.means, found.covs, found.kp, found.errors, found.inverses)
         y = jnp.moveaxis(y, -2, 2).reshape(-1, batch, length, heads, groups, columns)
         var = jnp.moveaxis(var, -1, 2).reshape(-1, batch, length, heads, groups)
         belief = (

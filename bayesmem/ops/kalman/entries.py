@@ -19,7 +19,7 @@ from bayesmem.ops.kalman.update import (
     surprise,
     transition,
 )
-from bayesmem.ops.linalg import d_inverse_cholesky, inverse_cholesky, matmul, transpose
+from bayesmem.ops.linalg import d_inverse_cholesky, inverse_and_solution, matmul, transpose
 
 SAVED = "kalman_entries"
 """Name of what a backward pass keeps, for the policies of `jax.checkpoint`."""
@@ -29,11 +29,13 @@ UNROLL = 2
 
 
 class Entries(NamedTuple):
-    """Beliefs at the entries of all chunks, T of each, and the belief after the last."""
+    """Beliefs at all entries, T of each chunk, what the two make, and the belief after the last."""
 
     means: jax.Array  # [N, ..., D, M/G]
     covs: jax.Array  # [N, ..., D, D]
     inverses: jax.Array  # [N, ..., L, L]
+    kp: jax.Array  # [N, ..., L, D] Kt P
+    errors: jax.Array  # [N, ..., L, M/G] V - Kt M
     last_mean: jax.Array  # [..., D, M/G]
     last_cov: jax.Array  # [..., D, D]
 
@@ -51,16 +53,14 @@ def entries(chunks: ChunkTerms, mean: jax.Array, cov: jax.Array) -> Entries:
     def step(belief: tuple[jax.Array, jax.Array], chunk: ChunkTerms):
         mean, cov = belief
         read = readings(chunk, cov)
-        inverse = inverse_cholesky(read.joint, read.floor)
-        gain = solve(inverse, read.carried)
-        after = (
-            exit_mean(chunk, mean, surprise(chunk, mean), gain),
-            exit_cov(chunk, cov, read, gain),
-        )
-        return after, (mean, cov, inverse)
+        inverse, gain = inverse_and_solution(read.joint, read.floor, read.carried)
+        error = surprise(chunk, mean)
+        after = exit_mean(chunk, mean, error, gain), exit_cov(chunk, cov, read, gain)
+        return after, (mean, cov, inverse, read.kp, error)
 
-    last, (means, covs, inverses) = jax.lax.scan(step, (mean, cov), chunks, unroll=UNROLL)
-    return Entries(means, covs, inverses, *last)
+    last, found = jax.lax.scan(step, (mean, cov), chunks, unroll=UNROLL)
+    means, covs, inverses, kp, errors = found
+    return Entries(means, covs, inverses, kp, errors, *last)
 
 
 @entries.defjvp
@@ -88,8 +88,16 @@ def _entries_jvp(primals, tangents):
     _, own = jax.jvp(own_mean, (chunks, gain), (d_chunks, d_gain))
     d_means, d_last_mean = _walk(change, own, d_mean, both_sides=False)
     d_inverses = d_inverse_cholesky(inverses, d_joint)
-    tangent = Entries(d_means, d_covs, d_inverses, d_last_mean, d_last_cov)
-    return Entries(means, covs, inverses, found.last_mean, found.last_cov), tangent
+
+    def seen(chunks: ChunkTerms, means: jax.Array, covs: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return matmul(chunks.keys, covs), surprise(chunks, means)
+
+    (kp, errors), (d_kp, d_errors) = jax.jvp(
+        seen, (chunks, means, covs), (d_chunks, d_means, d_covs)
+    )
+    primal = Entries(means, covs, inverses, kp, errors, found.last_mean, found.last_cov)
+    tangent = Entries(d_means, d_covs, d_inverses, d_kp, d_errors, d_last_mean, d_last_cov)
+    return primal, tangent
 
 
 def _walk(
