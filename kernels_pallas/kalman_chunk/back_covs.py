@@ -132,7 +132,7 @@ def _covs_body(
         gathered = tiles.row_sums(jnp.where(row == column, gathered, twice))
         length = tiles.row_sums(jnp.where(row == column, overlap, zero))
         diagonal = tiles.row_sums(jnp.where(row == column, joint_ct, zero))
-        leave(GRAM, (gathered, length, diagonal))
+        tiles.store_rows(numbers, (gathered, length, diagonal), GRAM)
 
     def reverse_obs_var(spread, length, diagonal):
         """r_i^2 has no part in S where it was raised to the floor."""
@@ -157,21 +157,13 @@ def _covs_body(
     def finish(found):
         """Writes what the last warpgroup has of numbers a token, and the sums with the first's."""
         if team > 1:
-            found = list(map(jnp.add, found, left(0, GRAM)))
-        gathered, *own = left(GRAM, OF_TOKENS)
+            found = list(map(jnp.add, found, tiles.load_rows(numbers, 0, GRAM)))
+        gathered, *own = tiles.load_rows(numbers, GRAM, OF_TOKENS)
         entry_ct, to_end_ct, noise_ct, spread = found
         write(ENTRY_CT, entry_ct)
         write(TO_END_CT, to_end_ct)
         write(NOISE_CT, noise_ct + gathered)
         reverse_obs_var(spread, *own)
-
-    def leave(start, found):
-        for i, number in enumerate(found, start):
-            numbers[i] = number
-
-    def left(start, stop):
-        rows = [numbers.at[i] for i in range(start, stop)]
-        return [tiles.read(row, tiles.LAYOUT.reduce(1)) for row in rows]
 
     def run(member):
         part = pl.ds(member * BAND, BAND)
@@ -189,7 +181,7 @@ def _covs_body(
         weights = gram_weights(joint_ct)
         pl.when(member == 0)(finish_exit)
         pl.when(member == team - 1)(functools.partial(reverse_gram, joint_ct, weights))
-        pl.when(member != team - 1)(functools.partial(leave, 0, found))
+        pl.when(member != team - 1)(functools.partial(tiles.store_rows, numbers, found))
         warpgroups.meet(met)
         pl.when(member == team - 1)(functools.partial(finish, found))
         own = own + tiles.straight(given_gm.at[program, chunk, :, part])

@@ -168,10 +168,6 @@ def _means_body(
         shares = [tiles.row_sums(x * y) for x, y in zip(wide, made.through, strict=True)]
         return -functools.reduce(jnp.add, shares)
 
-    def leave(numbers, rest):
-        for i, number in enumerate(rest):
-            numbers[i] = number
-
     def exchange(member, here, made):
         """Adds up what both warpgroups have: a band of Ub, and of Rb M^T.
 
@@ -188,7 +184,7 @@ def _means_body(
         plgpu.commit_smem()
         if rest:
             here.sent[2][...] = warpgroups.chosen(made.through, 1 - member)
-            pl.when(member != 0)(functools.partial(leave, here.sent[3], rest[1:]))
+            pl.when(member != 0)(functools.partial(tiles.store_rows, here.sent[3], rest[1:]))
         warpgroups.meet(met)
         if shares.any(1 - member):
             of_writes, _, of_through, _ = _band(held, 1 - member).sent
@@ -201,7 +197,7 @@ def _means_body(
         if team > 1 and shares.any(1):
             _, of_inverse, _, given = _band(held, 1).sent
             inverse_ct = inverse_ct + tiles.read(of_inverse)
-            read = [tiles.read(given.at[i], tiles.LAYOUT.reduce(1)) for i in range(len(numbers))]
+            read = tiles.load_rows(given, 0, len(numbers))
             numbers = tuple(mine + other for mine, other in zip(numbers, read, strict=True))
         inverse_ct_gm.at[program, chunk][...] = inverse_ct
         for index, number in zip((ENTRY_CT, TO_END_CT, TOTAL_CT), numbers, strict=True):

@@ -256,6 +256,17 @@ def row_sums(x: jax.Array) -> jax.Array:
     return jnp.sum(x, axis=1)
 
 
+def store_rows(target: Any, vectors: Sequence[jax.Array], start: int = 0) -> None:
+    """Stores numbers a token as rows of shared memory, from row `start`."""
+    for i, x in enumerate(vectors, start):
+        target[i] = x
+
+
+def load_rows(source: Any, start: int, stop: int) -> list[jax.Array]:
+    """Loads what `store_rows` has stored."""
+    return [read(source.at[i], LAYOUT.reduce(1)) for i in range(start, stop)]
+
+
 def plus(so_far: jax.Array | None, share: jax.Array) -> jax.Array:
     """Adds a share to a sum, at once, so that registers hold one of the two only."""
     return share if so_far is None else so_far + share
