@@ -103,12 +103,6 @@ def between(coarse: jax.Array, fine: jax.Array) -> jax.Array:
     return jnp.where(earlier, jnp.exp2(jnp.where(earlier, span, 0.0)), 0.0)
 
 
-def _sums(x: jax.Array) -> jax.Array:
-    """Cumulative sums along the last axis; XLA makes one kernel of this, and five of a cumsum."""
-    earlier = jnp.tril(jnp.ones((x.shape[-1],) * 2, bool))
-    return jnp.sum(jnp.where(earlier, x[..., None, :], 0.0), axis=-1)
-
-
 def make_vectors(
     log_decay: jax.Array,
     process_var: jax.Array,
@@ -135,7 +129,7 @@ def make_vectors(
         kept = jnp.exp(2.0 * log_decay)
         injected = injected + jnp.where(begins, prior_var[:, None] * kept, 0.0)
         coarse, fine = jnp.where(begins, RESET, coarse), jnp.where(begins, 0.0, fine)
-    coarse, fine = _sums(coarse), _sums(fine)
+    coarse, fine = jnp.cumsum(jnp.stack([coarse, fine]), axis=-1)  # one set of kernels for both
     ratio = between(coarse, fine)
     entry = jnp.exp2(coarse + fine)
     to_end = jnp.exp2(coarse[..., -1:] - coarse + (fine[..., -1:] - fine))
