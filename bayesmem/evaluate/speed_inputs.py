@@ -86,7 +86,8 @@ def exact_gradients(name: str, shape: Shape | SlotShape, dtype: str) -> dict[str
     case = draw_case(name, shape, dtype)
     first = {key: x[:1] if key != "ridge" else x for key, x in case.inputs.items()}
     call = caller(name, shape._replace(B=1), "recurrent", None)
-    with jax.enable_x64(True):
+    # On the host: a GPU takes minutes to compile the derivative of so many small steps in float64.
+    with jax.enable_x64(True), jax.default_device(jax.devices("cpu")[0]):
         inputs = _wide(first | {"cotangent": case.cotangent[:1]})
         cotangent = inputs.pop("cotangent")
         found = jax.jit(lambda inputs, do: gradients(call, inputs, do)[1])(inputs, cotangent)

@@ -35,8 +35,11 @@ from kernels_pallas.kalman_chunk.registers import (
 STEP = 16
 """Tokens of a step: the columns of the narrowest product that pays."""
 
-PITCH = 20
-"""Numbers between two rows in shared memory: 16-byte reads with few bank conflicts."""
+PITCH = 24
+"""Numbers between two rows of S in shared memory: stores without bank conflicts."""
+
+FOUND_PITCH = 18
+"""The same of what elimination finds, of which a warp stores a column at a time."""
 
 NARROW = (plgpu.TilingTransform((8, STEP)), plgpu.SwizzleTransform(2 * STEP))
 """How shared memory holds a bfloat16 matrix that is sliced by 16 columns."""
@@ -54,7 +57,7 @@ def _pivot(found: ir.Value, number: int, out: ir.Value, row: list[ir.Value]) -> 
     """Takes the first column of [S | I]^T into the others, and drops it.
 
     Args:
-      found: where columns of the lower lanes' rows go, [32, PITCH] float32.
+      found: where columns of the lower lanes' rows go, [32, FOUND_PITCH] float32.
       number: of the pivot.
       out: offset of this lane's row of `found`. Lanes of S have rows too, which nobody reads: a
         store of half of the lanes would be a branch.
@@ -76,7 +79,7 @@ def _eliminate(joint: ir.Value, found: ir.Value, lane: ir.Value) -> None:
 
     Args:
       joint: S, [16, PITCH] float32.
-      found: [32, PITCH] float32.
+      found: [32, FOUND_PITCH] float32.
       lane: of the warp.
     """
     index = arith.andi(lane, i32(STEP - 1))
@@ -85,7 +88,7 @@ def _eliminate(joint: ir.Value, found: ir.Value, lane: ir.Value) -> None:
     for i in range(STEP):
         one = arith.select(equal(index, i32(i)), f32(1.0), f32(0.0))
         row[i] = arith.select(of_s, row[i], one)
-    out = arith.muli(lane, i32(PITCH))
+    out = arith.muli(lane, i32(FOUND_PITCH))
     for number in range(STEP):
         row = _pivot(found, number, out, row)
 
@@ -95,8 +98,9 @@ def _store_parts(
 ) -> None:
     """Stores two entries of each matrix; all threads of a warpgroup."""
     row, first = arith.shrui(thread, i32(3)), arith.muli(arith.andi(thread, i32(7)), i32(2))
-    at = arith.addi(arith.muli(row, i32(PITCH)), first)
-    values, given = load2(found, arith.addi(at, i32(STEP * PITCH))), load2(joint, at)
+    solved = arith.muli(arith.addi(row, i32(STEP)), i32(FOUND_PITCH))
+    values = load2(found, arith.addi(solved, first))
+    given = load2(joint, arith.addi(arith.muli(row, i32(PITCH)), first))
     dtype, differences = ir.F32Type.get(), []
     for sums in logs:
         own = llvm.load(dtype, mgpu_utils.getelementptr(sums, [row], dtype))
@@ -122,7 +126,7 @@ def factor(joint: Any, logs: tuple[Any, Any], found: Any, to: Factor, plain: boo
     Args:
       joint: S, [16, PITCH] float32 in shared memory; its lower triangle is read, for `to.s` all.
       logs: two [16] float32, `Vectors.coarse` and `fine` of the step.
-      found: [32, PITCH] float32, working memory.
+      found: [32, FOUND_PITCH] float32, working memory.
       to: what is made.
       plain: without inlined code, for the interpreter.
     """

@@ -53,7 +53,7 @@ class Held(NamedTuple):
     obs_var: Any  # [2, L] float32
     key_cov: list[Any]  # [D, 16] P K^T
     joint: Any  # [L, PITCH] float32, S in the rows of the step
-    found: Any  # [32, PITCH] float32, see `elimination`
+    found: Any  # [32, FOUND_PITCH] float32, see `elimination`
     inverse: list[Any]  # [2, 16, 16] T^T
     aged: list[Any]  # [16, 16] T^T times decays
     s: list[Any]  # [16, 16] S

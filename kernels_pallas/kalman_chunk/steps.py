@@ -18,7 +18,7 @@ from kernels_pallas.kalman_chunk import chunks as cutting
 from kernels_pallas.kalman_chunk import fwd, step_chain, step_reads, tiles, warpgroups
 from kernels_pallas.kalman_chunk.chunks import Tokens, Vectors
 from kernels_pallas.kalman_chunk.config import Config
-from kernels_pallas.kalman_chunk.elimination import NARROW, PITCH, STEP
+from kernels_pallas.kalman_chunk.elimination import FOUND_PITCH, NARROW, PITCH, STEP
 from kernels_pallas.kalman_chunk.step_tiles import DIM, STEPS, TALL, THIN, Arrays, Held, Program
 from kernels_pallas.kalman_chunk.tiles import LENGTH
 
@@ -90,7 +90,7 @@ def _scratch(parts: int) -> list[Any]:
         plgpu.SMEM((2, LENGTH), f32),
         narrow(*THIN),
         plgpu.SMEM((LENGTH, PITCH), f32),
-        plgpu.SMEM((2 * STEP, PITCH), f32),
+        plgpu.SMEM((2 * STEP, FOUND_PITCH), f32),
         narrow(2, STEP, STEP),
         narrow(STEP, STEP),
         narrow(STEP, STEP),
