@@ -104,13 +104,6 @@ def _means_body(
     def vector(index):
         return tiles.down(rows.at[index], square)
 
-    def meet_all():
-        """Has all warpgroups that have bands be done with what lies in a shared place."""
-        if shares.alike:
-            warpgroups.meet(met)
-        else:
-            plgpu.commit_smem()
-
     def take_band(band, member, here, made, last):
         """Adds a band's shares to what all bands of value channels add to."""
         inverse_ct, writes_ct, through, to_end_ct, total_ct = made
@@ -145,7 +138,7 @@ def _means_body(
         plgpu.commit_smem()
         tiles.emit(values_ct_gm.at[batch, chunk, :, place, band], surprise[0], surprise_ct)
         if last and team > 1:
-            meet_all()  # what is sent takes the place of `at_exit`
+            shares.meet(met)  # what is sent takes the place of `at_exit`
             of_writes, of_inverse = here.sent[:2]
             of_writes[...] = warpgroups.chosen(writes_ct, 1 - member)
 
@@ -189,7 +182,7 @@ def _means_body(
         writes_ct, through = (
             warpgroups.chosen(x, member) if rest else None for x in (made.writes_ct, made.through)
         )
-        meet_all()  # and that of `mean`
+        shares.meet(met)  # and that of `mean`
         if rest:
             here.sent[2][...] = warpgroups.chosen(made.through, 1 - member)
             pl.when(member != 0)(functools.partial(tiles.store_rows, here.sent[3], rest[1:]))

@@ -76,6 +76,13 @@ class Shares:
             count = len(range(member, self._bands, self._team))
         return [pl.ds((i * self._team + member) * BAND, BAND) for i in range(count)]
 
+    def meet(self, met: Sequence[Any]) -> None:
+        """Waits for all to be done with a place that they share; each calls it as often."""
+        if self._bands >= self._team:
+            meet(met)
+        else:  # nobody shares it
+            plgpu.commit_smem()
+
 
 def chosen(values: Sequence[jax.Array], member: Any) -> jax.Array:
     """Which of two values in registers is that of a warpgroup."""
