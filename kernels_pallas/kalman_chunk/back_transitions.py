@@ -210,6 +210,7 @@ def _before_body(
         if team == 1:
             return made[0], made[1][0]
         weights_ct, through = made or _nothing(team)
+        shares.meet(met)  # what is sent takes the place of a band
         if made is not None:
             to_band, to_weights = here.sent
             to_band[...] = warpgroups.chosen(through, 1 - member)

@@ -100,10 +100,11 @@ def test_reverse_by_kernels_equals_its_definition(dim, width, groups, parts, pac
 
 @pytest.mark.skipif(ON_GPU, reason="races are found by the interpreter")
 @needs_interpreter
-def test_warpgroups_do_not_race_backward():
+@pytest.mark.parametrize("width", (128, 192))  # as many bands for both warpgroups, or not
+def test_warpgroups_do_not_race_backward(width):
     from jax._src.pallas.mosaic_gpu.interpret import gpu_callbacks
 
-    given = case(128, 128, packed=True)
+    given = case(128, width, packed=True)
     kept, _ = passed_forward(given, given[1].obs_var, 2)
     passed_ct = cotangents(given[0], *given[2:], ())
     with plgpu.force_gpu_interpret_mode(plgpu.InterpretGPUParams(detect_races=True)):
