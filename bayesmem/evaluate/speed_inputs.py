@@ -77,6 +77,14 @@ def gradients(call: Callable[[Inputs], Any], inputs: Inputs, cotangent: jax.Arra
     return output, pull(cotangent)[0]
 
 
+def _host() -> Any:
+    """The CPU, or None where JAX was told not to have it (JAX_PLATFORMS)."""
+    try:
+        return jax.devices("cpu")[0]
+    except RuntimeError:
+        return None
+
+
 @functools.lru_cache(maxsize=4)
 def exact_gradients(name: str, shape: Shape | SlotShape, dtype: str) -> dict[str, np.ndarray]:
     """Returns the gradients of the float64 token recurrence for the first sequence of the batch.
@@ -87,7 +95,7 @@ def exact_gradients(name: str, shape: Shape | SlotShape, dtype: str) -> dict[str
     first = {key: x[:1] if key != "ridge" else x for key, x in case.inputs.items()}
     call = caller(name, shape._replace(B=1), "recurrent", None)
     # On the host: a GPU takes minutes to compile the derivative of so many small steps in float64.
-    with jax.enable_x64(True), jax.default_device(jax.devices("cpu")[0]):
+    with jax.enable_x64(True), jax.default_device(_host()):
         inputs = _wide(first | {"cotangent": case.cotangent[:1]})
         cotangent = inputs.pop("cotangent")
         found = jax.jit(lambda inputs, do: gradients(call, inputs, do)[1])(inputs, cotangent)

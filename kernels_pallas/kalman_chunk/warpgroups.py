@@ -77,7 +77,11 @@ class Shares:
         return [pl.ds((i * self._team + member) * BAND, BAND) for i in range(count)]
 
     def meet(self, met: Sequence[Any]) -> None:
-        """Waits for all to be done with a place that they share; each calls it as often."""
+        """Waits for all before an array takes the place of another; each calls it as often.
+
+        What a warpgroup has of either lies in the same bytes, so its own work would be enough to
+        wait for. The interpreter takes a place as a whole, and a meeting costs next to nothing.
+        """
         if self._bands >= self._team:
             meet(met)
         else:  # nobody shares it

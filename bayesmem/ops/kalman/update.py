@@ -112,6 +112,7 @@ def exit_cov(chunk: ChunkTerms, cov: jax.Array, read: Readings, gain: jax.Array)
     Joseph's form of the whole chunk, X - K B - (K B)^T + K S K^T, and not X - Z^T Z: an error of
     the gain enters it in second order only. The two halves make it exactly symmetric.
     """
+    # S as its transpose: XLA then needs no transposed copy of it for the product.
     half = matmul(transpose(gain), 0.5 * matmul(transpose(read.joint), gain) - read.carried)
     prior = transpose(chunk.total) * cov * chunk.total + chunk.exit_noise.matrix(cov.shape[-1])
     lost = jax.lax.stop_gradient(_rounding(chunk, prior, read, gain))
