@@ -1,7 +1,6 @@
-"""Warpgroups that carry the mean and read it, chunk after chunk, on what one chain leaves.
+"""One warpgroup that carries a band of the mean and reads it, chunk after chunk.
 
-A warpgroup has a band of 64 value channels, and all that share a program have tokens and factors in
-common.
+For D = 256, where shared memory has no room for two that work at once (`reads`).
 """
 
 import functools
@@ -13,32 +12,31 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from kernels_pallas.kalman_chunk import mean, tiles, warpgroups
+from kernels_pallas.kalman_chunk import mean, tiles
 from kernels_pallas.kalman_chunk.chunks import NOISE
 from kernels_pallas.kalman_chunk.mean import TALL, Arrays, Program
 from kernels_pallas.kalman_chunk.tiles import BAND, LENGTH
 
 
 class Held(NamedTuple):
-    """In shared memory. Lists are parts, bfloat16; `team` warpgroups have one each of some."""
+    """In shared memory. Lists are parts, bfloat16."""
 
     tokens: Any  # [L, D] keys, then queries
     rows: Any  # [2, 4, L] float32, of two chunks, all but the noise
     inverse: list[Any]  # [L, L] T^T
     writes: list[Any]  # [L, D] U
-    mean: list[Any]  # [team, D, 64]
-    values: Any  # [team, L, 64]
-    errors: list[Any]  # [team, L, 64]
-    out: Any  # [team, L, 64]
+    mean: list[Any]  # [D, 64]
+    values: Any  # [L, 64]
+    errors: list[Any]  # [L, 64]
+    out: Any  # [L, 64]
     keys_loaded: Any  # barriers: of keys and rows,
     queries_loaded: Any  # of queries,
     factors_loaded: Any  # of T and U,
-    values_loaded: Any  # of each one's values,
-    first_loaded: Any  # and first mean,
-    met: list[Any]  # of all in the program,
+    values_loaded: Any  # of values,
+    first_loaded: Any  # and of the first mean
 
 
-def scratch(dim: int, parts: int, team: int) -> list[Any]:
+def scratch(dim: int, parts: int) -> list[Any]:
     """Shared memory and barriers of `Held`."""
 
     def wide(*shape: int) -> Any:
@@ -49,33 +47,27 @@ def scratch(dim: int, parts: int, team: int) -> list[Any]:
         plgpu.SMEM((2, NOISE, LENGTH), jnp.float32),
         [wide(LENGTH, LENGTH)] * parts,
         [wide(LENGTH, dim)] * parts,
-        [wide(team, dim, BAND)] * parts,
-        wide(team, *TALL),
-        [wide(team, *TALL)] * parts,
-        wide(team, *TALL),
+        [wide(dim, BAND)] * parts,
+        wide(*TALL),
+        [wide(*TALL)] * parts,
+        wide(*TALL),
         plgpu.Barrier(num_arrivals=2),
         plgpu.Barrier(num_arrivals=1),
         plgpu.Barrier(num_arrivals=2 * parts),
-        plgpu.Barrier(num_arrivals=1, num_barriers=team),
-        plgpu.Barrier(num_arrivals=parts, num_barriers=team),
-        warpgroups.meeting(team),
+        plgpu.Barrier(num_arrivals=1),
+        plgpu.Barrier(num_arrivals=parts),
     ]
 
 
 def _fetch_keys(gm: Arrays, held: Held, at: Program, chunk: Any) -> None:
     """Loads what is first needed of a chunk; past the last one it loads that again."""
     given = lax.min(chunk, gm.keys.shape[1] - 1)
-
-    @pl.when(at.member == 0)
-    def _():
-        source = gm.keys.at[at.batch, given, :, at.head]
-        plgpu.copy_gmem_to_smem(source, held.tokens, held.keys_loaded)
-        rows = gm.rows.at[at.batch, given, at.head, pl.ds(0, NOISE)]  # the noise is the last one
-        plgpu.copy_gmem_to_smem(rows, held.rows.at[lax.rem(chunk, 2)], held.keys_loaded)
-
+    source = gm.keys.at[at.batch, given, :, at.head]
+    plgpu.copy_gmem_to_smem(source, held.tokens, held.keys_loaded)
+    rows = gm.rows.at[at.batch, given, at.head, pl.ds(0, NOISE)]  # the noise is the last one
+    plgpu.copy_gmem_to_smem(rows, held.rows.at[lax.rem(chunk, 2)], held.keys_loaded)
     values = gm.values.at[at.batch, given, :, at.place, at.channels]
-    target = held.values.at[at.member]
-    plgpu.copy_gmem_to_smem(values, target, held.values_loaded.at[at.member])
+    plgpu.copy_gmem_to_smem(values, held.values, held.values_loaded)
 
 
 def _fetch_queries(gm: Arrays, held: Held, at: Program, chunk: Any) -> None:
@@ -91,9 +83,7 @@ def _fetch_factors(gm: Arrays, held: Held, at: Program, chunk: Any) -> None:
 
 def run(gm: Arrays, held: Held, at: Program) -> None:
     """Carries and reads one band through all chunks."""
-    chunks, leads = gm.keys.shape[1], at.member == 0
-    own_mean, errors = ([part.at[at.member] for part in x] for x in (held.mean, held.errors))
-    values, out = held.values.at[at.member], held.out.at[at.member]
+    chunks, own_mean, errors = gm.keys.shape[1], held.mean, held.errors
     written = tiles.flipped(held.writes)
 
     def send_mean(chunk: Any) -> None:
@@ -113,14 +103,14 @@ def run(gm: Arrays, held: Held, at: Program) -> None:
     def step(chunk, _):
         vectors = held.rows.at[lax.rem(chunk, 2)]
         send_mean(chunk)
-        pl.when(leads)(functools.partial(_fetch_factors, gm, held, at, chunk))
+        _fetch_factors(gm, held, at, chunk)
         plgpu.barrier_wait(held.keys_loaded)
-        plgpu.barrier_wait(held.values_loaded.at[at.member])
+        plgpu.barrier_wait(held.values_loaded)
         with jax.named_scope("surprise"):
-            found = mean.surprise(held.tokens, values, own_mean, vectors, at.plain)
+            found = mean.surprise(held.tokens, held.values, own_mean, vectors, at.plain)
             tiles.store(errors, found, at.plain)
-        warpgroups.meet(held.met)  # all are done with the keys
-        pl.when(leads)(functools.partial(_fetch_queries, gm, held, at, chunk))
+        plgpu.commit_smem()  # all are done with the keys
+        _fetch_queries(gm, held, at, chunk)
         plgpu.barrier_wait(held.factors_loaded)
         with jax.named_scope("errors"):
             error = tiles.product(TALL, (tiles.flipped(held.inverse), errors))
@@ -132,27 +122,26 @@ def run(gm: Arrays, held: Held, at: Program) -> None:
             w = mean.weights(held.tokens, written, vectors)
             recalled = mean.recall(held.tokens, own_mean, w, errors, vectors, at.plain)
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)
-        warpgroups.meet(held.met)  # all are done with the queries
+        plgpu.commit_smem()  # all are done with the queries
         _fetch_keys(gm, held, at, chunk + 1)
         with jax.named_scope("mean"):
             tiles.store(errors, mean.aged(error, vectors), at.plain)
-            out[...] = recalled.astype(out.dtype)
+            held.out[...] = recalled.astype(held.out.dtype)
             plgpu.commit_smem()
             target = gm.reads.at[at.batch, chunk, :, at.place, at.channels]
-            plgpu.copy_smem_to_gmem(out, target)
+            plgpu.copy_smem_to_gmem(held.out, target)
             lax.fori_loop(
                 0, own_mean[0].shape[0] // BAND, functools.partial(next_mean, vectors=vectors), 0
             )
-        warpgroups.meet(held.met)  # all are done with the factors
+        plgpu.commit_smem()  # all are done with the factors
         return 0
 
     _fetch_keys(gm, held, at, jnp.int32(0))
-    first_loaded = held.first_loaded.at[at.member]
     for i, part in enumerate(own_mean):
-        plgpu.copy_gmem_to_smem(gm.first.at[at.program, i, :, at.channels], part, first_loaded)
-    plgpu.barrier_wait(first_loaded)
+        plgpu.copy_gmem_to_smem(gm.first.at[at.program, i, :, at.channels], part, held.first_loaded)
+    plgpu.barrier_wait(held.first_loaded)
     lax.fori_loop(0, chunks, step, 0)
     send_mean(jnp.int32(chunks))
     plgpu.barrier_wait(held.keys_loaded)  # of the last fetch, which nobody reads
-    plgpu.barrier_wait(held.values_loaded.at[at.member])
+    plgpu.barrier_wait(held.values_loaded)
     plgpu.wait_smem_to_gmem(0)

@@ -33,31 +33,29 @@ class Arrays(NamedTuple):
 
 
 class Program(NamedTuple):
-    """Where a program is, and which of its team a warpgroup is."""
+    """Where a program is."""
 
     program: Any
     batch: Any
     place: Any  # head and noise group
     head: Any
     channels: Any
-    member: Any
     plain: bool
 
 
-def locate(gm: Arrays, groups: int, band: Any, plain: bool, member: Any = 0) -> Program:
+def locate(gm: Arrays, groups: int, band: Any, plain: bool) -> Program:
     """Returns where this program is.
 
     Args:
       gm: global memory.
       groups: G, noise groups of a head.
-      band: which 64 value channels are its, or this warpgroup's.
+      band: which 64 value channels are its.
       plain: without inlined code.
-      member: which of a program's team a warpgroup is.
     """
     program, places = lax.axis_index("program"), gm.values.shape[3]
     batch, place = program // places, lax.rem(program, places)
     channels = pl.ds(band * BAND, BAND)
-    return Program(program, batch, place, place // groups, channels, member, plain)
+    return Program(program, batch, place, place // groups, channels, plain)
 
 
 def surprise(keys: Any, values: Any, mean: Sequence[Any], vectors: Any, plain: bool) -> jax.Array:

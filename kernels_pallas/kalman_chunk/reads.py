@@ -251,7 +251,7 @@ def run_reads(
         scratch = _scratch(dim, parts, 0 if writes is None else parts)
         threads: dict[str, Any] = {"num_threads": 2, "thread_name": "work"}
     else:
-        body, scratch = functools.partial(_follow_body, **options), follow.scratch(dim, parts, 1)
+        body, scratch = functools.partial(_follow_body, **options), follow.scratch(dim, parts)
         threads = {}
     out = [
         jax.ShapeDtypeStruct((batch, chunks, LENGTH, places, width), jnp.bfloat16),
