@@ -201,17 +201,28 @@ def _inverse_cholesky_jvp(primals, tangents):
     return inverse, d_inverse_cholesky(inverse, d_matrix)
 
 
+def solve(inverse: jax.Array, rows: jax.Array) -> jax.Array:
+    """Returns S^{-1} rows, [..., L, D], by `inverse`, T; of Cov(S_j) k_j it is the gain K^T."""
+    return matmul(transpose(inverse), matmul(inverse, rows))
+
+
 def inverse_and_solution(
     matrix: jax.Array, floor: jax.Array, rows: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """Returns T as `inverse_cholesky` does, and `matrix`^{-1} `rows`, [..., L, D].
 
     A GPU finds both in one elimination, which saves it two products that wait for T.
+
+    Args:
+      matrix: [..., L, L], symmetric up to rounding. A GPU takes the lower triangle of blocks of
+        pivots, and the upper one of the rest.
+      floor: [..., L], least squared pivots.
+      rows: [..., L, D].
     """
     if jax.default_backend() == "gpu":
         return _eliminate(matrix, floor, rows)
     inverse = inverse_cholesky(matrix, floor)
-    return inverse, matmul(transpose(inverse), matmul(inverse, rows))
+    return inverse, solve(inverse, rows)
 
 
 @jax.custom_jvp

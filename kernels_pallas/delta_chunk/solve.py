@@ -17,7 +17,7 @@ from kernels_pallas.kalman_chunk.registers import (
     arith,
     bf16_parts,
     i32,
-    load4,
+    load_vector,
     multiply_subtract,
     store_wide,
     this_thread,
@@ -46,7 +46,7 @@ def _solve_row(minus: ir.Value, thread: ir.Value) -> list[ir.Value]:
     for i in range(HALF - 1):
         for quarter in range((i + 1) // 4, HALF // 4):
             place = arith.addi(start, i32(i * PITCH + 4 * quarter))
-            for j, factor in enumerate(load4(minus, place), 4 * quarter):
+            for j, factor in enumerate(load_vector(minus, place), 4 * quarter):
                 if j > i:
                     row[j] = multiply_subtract(row[j], factor, row[i])
     return row

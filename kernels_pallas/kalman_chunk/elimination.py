@@ -24,11 +24,10 @@ from kernels_pallas.kalman_chunk.registers import (
     f32,
     i32,
     llvm,
-    load2,
-    load4,
+    load_vector,
     multiply_subtract,
     shuffle,
-    store2,
+    store_vector,
     this_thread,
 )
 
@@ -84,7 +83,7 @@ def _eliminate(joint: ir.Value, found: ir.Value, lane: ir.Value) -> None:
     """
     index = arith.andi(lane, i32(STEP - 1))
     own, of_s = arith.muli(index, i32(PITCH)), below(lane, i32(STEP))
-    row = [x for i in range(0, STEP, 4) for x in load4(joint, arith.addi(own, i32(i)))]
+    row = [x for i in range(0, STEP, 4) for x in load_vector(joint, arith.addi(own, i32(i)))]
     for i in range(STEP):
         one = arith.select(equal(index, i32(i)), f32(1.0), f32(0.0))
         row[i] = arith.select(of_s, row[i], one)
@@ -99,12 +98,12 @@ def _store_parts(
     """Stores two entries of each matrix; all threads of a warpgroup."""
     row, first = arith.shrui(thread, i32(3)), arith.muli(arith.andi(thread, i32(7)), i32(2))
     solved = arith.muli(arith.addi(row, i32(STEP)), i32(FOUND_PITCH))
-    values = load2(found, arith.addi(solved, first))
-    given = load2(joint, arith.addi(arith.muli(row, i32(PITCH)), first))
+    values = load_vector(found, arith.addi(solved, first), 2)
+    given = load_vector(joint, arith.addi(arith.muli(row, i32(PITCH)), first), 2)
     dtype, differences = ir.F32Type.get(), []
     for sums in logs:
         own = llvm.load(dtype, mgpu_utils.getelementptr(sums, [row], dtype))
-        differences.append([asm("sub.rn.f32", end, own) for end in load2(sums, first)])
+        differences.append([asm("sub.rn.f32", end, own) for end in load_vector(sums, first, 2)])
     spans = [asm("add.rn.f32", *both) for both in zip(*differences, strict=True)]
     # T is 0 where the sum would be positive.
     decays = [asm("ex2.approx.ftz.f32", asm("min.f32", span, f32(0.0))) for span in spans]
@@ -117,7 +116,7 @@ def _store_parts(
     for pair, matrices in zip((values, aged, given), to, strict=True):
         split = [bf16_parts(x, len(matrices)) for x in pair]
         for i, matrix in enumerate(matrices):
-            store2(matrix, place, [x[i] for x in split])
+            store_vector(matrix, place, [x[i] for x in split])
 
 
 def factor(joint: Any, logs: tuple[Any, Any], found: Any, to: Factor, plain: bool) -> None:

@@ -25,9 +25,9 @@ from kernels_pallas.kalman_chunk.registers import (
     f32,
     i32,
     llvm,
-    load4,
+    load_vector,
     multiply_subtract,
-    store16,
+    store_vector,
     store_wide,
     tf32_parts,
     this_thread,
@@ -59,7 +59,7 @@ def _row_of_panel(
     d: list[list[Any]] = [[None] * WIDTH for _ in range(WIDTH)]
     for i in range(WIDTH):
         for quarter in range(i // 4 + 1):
-            loaded = load4(block, i * PITCH + 4 * quarter)
+            loaded = load_vector(block, i * PITCH + 4 * quarter)
             for j in range(4):
                 if 4 * quarter + j <= i:
                     d[i][4 * quarter + j] = loaded[j]
@@ -67,7 +67,7 @@ def _row_of_panel(
     inside = below(arith.subi(row, start), i32(WIDTH))  # unsigned: rows before it are not
     x: list[ir.Value] = []
     for quarter in range(WIDTH // 4):
-        x += load4(panel, arith.addi(own, i32(4 * quarter)))
+        x += load_vector(panel, arith.addi(own, i32(4 * quarter)))
     for a in range(WIDTH):
         here = equal(row, arith.addi(start, i32(a)))
         x[a] = arith.select(inside, arith.select(here, f32(1.0), f32(0.0)), x[a])
@@ -95,12 +95,12 @@ def _panel_places(number: ir.Value, row: ir.Value) -> list[ir.Value]:
 def _store_panel(panel: ir.Value, number: ir.Value, row: ir.Value, values: list[ir.Value]) -> None:
     """Stores a row of a finished panel as `PANEL` has it."""
     for half, place in enumerate(_panel_places(number, row)):
-        store16(panel, place, values[4 * half : 4 * half + 4])
+        store_vector(panel, place, values[4 * half : 4 * half + 4])
 
 
 def _load_panel(panel: ir.Value, number: ir.Value, row: ir.Value) -> list[ir.Value]:
     """Loads what `_store_panel` has stored."""
-    return [x for place in _panel_places(number, row) for x in load4(panel, place)]
+    return [x for place in _panel_places(number, row) for x in load_vector(panel, place)]
 
 
 def _clear_block(finished: list[ir.Value], number: ir.Value, thread: ir.Value) -> None:
@@ -129,7 +129,7 @@ def _aged(values: list[ir.Value], logs: list[ir.Value], thread: ir.Value, number
     differences = []
     for sums in logs:
         own = llvm.load(dtype, mgpu_utils.getelementptr(sums, [thread], dtype))
-        ends = [x for i in (0, 4) for x in load4(sums, arith.addi(first, i32(i)))]
+        ends = [x for i in (0, 4) for x in load_vector(sums, arith.addi(first, i32(i)))]
         differences.append([asm("sub.rn.f32", end, own) for end in ends])
     spans = [asm("add.rn.f32", *both) for both in zip(*differences, strict=True)]
     zero = f32(0.0)

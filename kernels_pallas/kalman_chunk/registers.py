@@ -68,36 +68,20 @@ def multiply_subtract(x: ir.Value, minus_y: ir.Value, z: ir.Value) -> ir.Value:
     return asm("fma.rn.f32", minus_y, z, x)
 
 
-def load4(pointer: ir.Value, offset: Any) -> list[ir.Value]:
-    """Loads four float32 at `offset`, a multiple of four numbers."""
-    four = ir.VectorType.get((4,), ir.F32Type.get())
-    address = mgpu_utils.getelementptr(pointer, [offset], ir.F32Type.get())
-    loaded = llvm.load(four, address, alignment=16)
-    return [vector.extract(loaded, [], [i]) for i in range(4)]
+def load_vector(pointer: ir.Value, offset: Any, count: int = 4) -> list[ir.Value]:
+    """Loads `count` float32 at `offset`, a multiple of as many numbers."""
+    dtype = ir.F32Type.get()
+    address = mgpu_utils.getelementptr(pointer, [offset], dtype)
+    loaded = llvm.load(ir.VectorType.get((count,), dtype), address, alignment=4 * count)
+    return [vector.extract(loaded, [], [i]) for i in range(count)]
 
 
-def store16(pointer: ir.Value, offset: ir.Value, values: list[ir.Value]) -> None:
-    """Stores 16 bytes at `offset`, counted in numbers of the dtype of `values`."""
+def store_vector(pointer: ir.Value, offset: ir.Value, values: list[ir.Value]) -> None:
+    """Stores float32 or bfloat16 at `offset`, counted in numbers, a multiple of as many."""
     dtype = values[0].type
     packed = vector.from_elements(ir.VectorType.get((len(values),), dtype), values)
     address = mgpu_utils.getelementptr(pointer, [offset], dtype)
-    llvm.store(packed, address, alignment=16)
-
-
-def load2(pointer: ir.Value, offset: Any) -> list[ir.Value]:
-    """Loads two float32 at `offset`, a multiple of two numbers."""
-    two = ir.VectorType.get((2,), ir.F32Type.get())
-    address = mgpu_utils.getelementptr(pointer, [offset], ir.F32Type.get())
-    loaded = llvm.load(two, address, alignment=8)
-    return [vector.extract(loaded, [], [i]) for i in range(2)]
-
-
-def store2(pointer: ir.Value, offset: ir.Value, values: list[ir.Value]) -> None:
-    """Stores two bfloat16 at `offset`, a multiple of two numbers."""
-    dtype = values[0].type
-    packed = vector.from_elements(ir.VectorType.get((2,), dtype), values)
-    address = mgpu_utils.getelementptr(pointer, [offset], dtype)
-    llvm.store(packed, address, alignment=4)
+    llvm.store(packed, address, alignment=mgpu_utils.bytewidth(dtype) * len(values))
 
 
 def shuffle(x: ir.Value, lane: ir.Value) -> ir.Value:
@@ -137,7 +121,7 @@ def store_wide(
     place = arith.xori(arith.remui(eighth, i32(pieces)), swap)
     line = arith.addi(arith.muli(tile, i32(8)), local)
     offset = arith.addi(arith.muli(line, i32(columns)), arith.muli(place, i32(PIECE)))
-    store16(matrix, offset, values)
+    store_vector(matrix, offset, values)
 
 
 def fence_cluster() -> None:

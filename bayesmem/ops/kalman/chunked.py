@@ -12,8 +12,8 @@ from bayesmem.ops import chunking
 from bayesmem.ops.kalman.entries import SAVED, entries
 from bayesmem.ops.kalman.terms import ChunkTerms, by_group, chunk_terms, cut, heads_and_groups
 from bayesmem.ops.kalman.types import KalmanInputs, KalmanOutputs
-from bayesmem.ops.kalman.update import exit_cov, exit_mean, readings, reads, solve, surprise
-from bayesmem.ops.linalg import inverse_cholesky
+from bayesmem.ops.kalman.update import exit_cov, exit_mean, readings, reads, surprise
+from bayesmem.ops.linalg import inverse_cholesky, solve
 
 Belief = tuple[jax.Array, jax.Array]
 Reads = tuple[jax.Array, jax.Array]

@@ -15,11 +15,16 @@ from bayesmem.ops.kalman.update import (
     exit_cov,
     exit_mean,
     readings,
-    solve,
     surprise,
     transition,
 )
-from bayesmem.ops.linalg import d_inverse_cholesky, inverse_and_solution, matmul, transpose
+from bayesmem.ops.linalg import (
+    d_inverse_cholesky,
+    inverse_and_solution,
+    matmul,
+    solve,
+    transpose,
+)
 
 SAVED = "kalman_entries"
 """Name of what a backward pass keeps, for the policies of `jax.checkpoint`."""

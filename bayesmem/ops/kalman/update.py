@@ -71,11 +71,6 @@ def readings(chunk: ChunkTerms, cov: jax.Array) -> Readings:
     return Readings(kp, joint, kp * chunk.total + chunk.exit_rows, floor)
 
 
-def solve(inverse: jax.Array, rows: jax.Array) -> jax.Array:
-    """Returns S^{-1} rows, [..., L, D], by `inverse`, T; of `carried` it is the gain K^T."""
-    return matmul(transpose(inverse), matmul(inverse, rows))
-
-
 def surprise(chunk: ChunkTerms, mean: jax.Array) -> jax.Array:
     """Returns V - Kt M [..., L, M/G]."""
     return chunk.values - matmul(chunk.keys, mean)
