@@ -32,3 +32,19 @@ def assert_cotangent_close(found, wanted, rounded: bool, dtype, length: int = 1)
         assert_close(one, other, jnp.bfloat16)
     else:
         assert_close(one, other, dtype, "gradient", length)
+
+
+def assert_passed_close(found, wanted) -> None:
+    """Asserts that what a forward pass leaves (`op.Passed`) is right, to 2 parts.
+
+    Args:
+      found: of kernels; reads in bfloat16.
+      wanted: of the algebra.
+    """
+    for name in found._fields:
+        one, other = (jnp.asarray(getattr(x, name), jnp.float32) for x in (found, wanted))
+        if name == "reads":
+            assert_close(one, other, jnp.bfloat16)
+        else:
+            scale = float(jnp.abs(other).max())
+            assert_close(one / scale, other / scale, "2 parts")

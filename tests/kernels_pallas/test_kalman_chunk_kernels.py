@@ -26,7 +26,11 @@ from kernels_pallas.kalman_chunk import (
 )
 from kernels_pallas.kalman_chunk.chunks import Tokens, between, expand, make_vectors
 from kernels_pallas.kalman_chunk.config import Config
-from tests.kernels_pallas.kernel_checks import assert_cotangent_close, count_kernels
+from tests.kernels_pallas.kernel_checks import (
+    assert_cotangent_close,
+    assert_passed_close,
+    count_kernels,
+)
 from tests.kernels_pallas.test_kalman_chunk_algebra import differentiable, prepared, symmetric
 from tests.ops import cases
 from tests.tolerances import assert_close
@@ -95,13 +99,7 @@ def test_both_kernels_equal_the_algebra(dim, width, groups, packed):
     wanted = op._forward(*given, Config(kernel=False))[0]
     with run_kernels():
         found = op._forward(*given, KERNELS())[0]
-    for one, other in zip(found, wanted, strict=True):
-        one, other = (x.astype(jnp.float32) for x in (one, other))
-        scale = float(jnp.abs(other).max())
-        if one.shape == wanted.reads.shape:  # they come in bfloat16
-            assert_close(one, other, jnp.bfloat16)
-        else:
-            assert_close(one / scale, other / scale, "2 parts")
+    assert_passed_close(found, wanted)
 
 
 @pytest.mark.skipif(ON_GPU, reason="races are found by the interpreter")
