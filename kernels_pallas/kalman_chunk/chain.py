@@ -12,6 +12,7 @@ Arithmetic: products are bfloat16 tensor-core products of parts. A float32 numbe
 survive, with 3 all. The factorization itself runs on tf32 parts, which is float32.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -270,8 +271,18 @@ def _half_of_update(held: Held, at: Program, vectors: Any) -> None:
         slabs.each_block(held.exchange, (held.gain, held.carried), rows_of, held.met, at)
 
 
-def run(gm: Arrays, held: Held, at: Program) -> None:
-    """Runs the half of a program that a warpgroup has."""
+def run(
+    gm: Arrays, held: Held, at: Program, told: Callable[[], None] | None = None
+) -> None:
+    """Runs the half of a program that a warpgroup has.
+
+    Args:
+      gm: global memory.
+      held: shared memory.
+      at: where the program is.
+      told: called in every chunk, when all that this half makes of those before has been written,
+        and at the end; for others that wait for it.
+    """
     chunks, leads = gm.keys.shape[1], at.half == 0
 
     width = held.cov[0].shape[1]
@@ -321,6 +332,9 @@ def run(gm: Arrays, held: Held, at: Program) -> None:
             gram = gram_of(chunk + 1)
             plgpu.barrier_wait(held.factored)
         _half_of_inverse(held, at, vectors)
+        if told is not None:
+            plgpu.wait_smem_to_gmem(0)  # they have had half a chunk's time
+            told()
         send_inverse(chunk)
         _half_of_gain(gm, held, at, vectors, chunk)
         if held.exchange is None:
@@ -344,3 +358,5 @@ def run(gm: Arrays, held: Held, at: Program) -> None:
         plgpu.barrier_wait(held.loaded)  # of the last fetch
     send_cov(chunks)
     plgpu.wait_smem_to_gmem(0)
+    if told is not None:
+        told()

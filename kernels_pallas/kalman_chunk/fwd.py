@@ -8,6 +8,7 @@ does is in `chain`.
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -23,10 +24,23 @@ from kernels_pallas.kalman_chunk.config import Config
 from kernels_pallas.kalman_chunk.tiles import LENGTH
 
 
-def _chain_body(*refs, groups: int, plain: bool):
-    count = len(chain.Arrays._fields)
-    gm, rest = chain.Arrays(*refs[:count]), list(refs[count:])
-    program, slab, exchange = lax.axis_index("program"), None, None
+def run_program(
+    gm: chain.Arrays,
+    scratch: list[Any],
+    groups: int,
+    plain: bool,
+    told: Callable[[Any], None] | None = None,
+) -> None:
+    """Lets both warpgroups do their half of a program.
+
+    Args:
+      gm: global memory.
+      scratch: what `scratch_of` describes.
+      groups: G, noise groups of a head.
+      plain: without inlined code.
+      told: called with the number of the program, see `chain.run`.
+    """
+    rest, program, slab, exchange = scratch, lax.axis_index("program"), None, None
     if slabs.count_of(gm.first.shape[-1]) > 1:
         sums, blocks, keys, rows, obs_var, cov, carried, panel, inverse, *rest, meetings = rest
         ((received,), (joint, finished, writes), (stream,)), ((aged,), (gain,)), *barriers = rest
@@ -48,7 +62,12 @@ def _chain_body(*refs, groups: int, plain: bool):
         @pl.when(lax.axis_index("half") == half)
         def _(half=half):
             at = chain.Program(program, batch, place, place // groups, slab, half, plain)
-            chain.run(gm, held, at)
+            chain.run(gm, held, at, None if told is None else functools.partial(told, program))
+
+
+def _chain_body(*refs, groups: int, plain: bool):
+    count = len(chain.Arrays._fields)
+    run_program(chain.Arrays(*refs[:count]), list(refs[count:]), groups, plain)
 
 
 def scratch_of(dim: int, parts: int) -> list[Any]:

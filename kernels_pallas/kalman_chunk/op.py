@@ -73,10 +73,10 @@ def _run_forward(
     """Returns what `pass_chunks` does, and what its reverse needs of it: factors and means."""
     if config.kernel:
         # Imported here: what needs no GPU, as tests of the algebra, then needs no Mosaic either.
-        from kernels_pallas.kalman_chunk import fwd, reads
+        from kernels_pallas.kalman_chunk import beside, fwd
 
-        parts, covs = fwd.covariance_chain(tokens.keys, vectors, cov, config)
-        read, means = reads.read_chunks(tokens, vectors, parts, mean, config)
+        found = beside.filter_and_read(tokens, vectors, cov, mean, config)
+        (parts, covs), (read, means) = found
         lead = mean.shape[0], mean.shape[1], mean.shape[2]
         factors, last_cov = fwd.factors(parts, covs, lead)
         last_mean = fwd.tiles.join_in_xla(means[:, -1], axis=1).reshape(mean.shape)

@@ -258,9 +258,10 @@ def run_reads(
         jax.ShapeDtypeStruct((programs, chunks + 1, parts, dim, width), jnp.bfloat16),
     ]
     grid = (programs, width // BAND)
-    return warpgroups.mosaic_kernel(
+    read, means = warpgroups.mosaic_kernel(
         body, out, scratch, grid=grid, grid_names=("program", "band"), **threads
     )(*tokens, rows, inverse, tokens.keys if writes is None else writes, first)
+    return read, means
 
 
 def read_chunks(

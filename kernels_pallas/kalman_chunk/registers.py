@@ -124,12 +124,12 @@ def store_wide(
     store_vector(matrix, offset, values)
 
 
-def fence_cluster() -> None:
-    """Orders a thread's accesses to memory, and those of its bulk copies, for a whole cluster."""
+def fence(*kinds: str) -> None:
+    """Orders a thread's accesses to memory; `kinds` as PTX names them."""
 
     @plgpu.inline_mgpu()
     def run(_):
-        for kind in ("acq_rel.cluster", "proxy.async.global"):
+        for kind in kinds:
             nothing = ir.Type.parse("!llvm.void")
             llvm.inline_asm(nothing, [], f"fence.{kind};", "~{memory}", has_side_effects=True)
 

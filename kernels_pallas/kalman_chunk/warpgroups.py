@@ -116,4 +116,4 @@ def show(plain: bool) -> None:
     """
     plgpu.commit_smem()  # some threads arrive for all, some have waited for copies
     if not plain:
-        registers.fence_cluster()
+        registers.fence("acq_rel.cluster", "proxy.async.global")

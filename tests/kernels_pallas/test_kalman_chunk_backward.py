@@ -92,10 +92,14 @@ def test_reverse_by_kernels_equals_its_definition(dim, width, groups, parts, pac
     wanted = jax.jit(lambda *x: op._pass_backward(Config(kernel=False), x, passed_ct))(*spelled)
     with run_kernels():
         found = op._pass_backward(KERNELS(parts=parts), kept, passed_ct)
-    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(wanted), strict=True):
+    pairs = zip(jax.tree.leaves_with_path(found), jax.tree.leaves(wanted), strict=True)
+    for (path, one), other in pairs:
         assert one.dtype == other.dtype
         rounded = other.dtype == jnp.bfloat16
-        assert_cotangent_close(one, other, rounded, f"{parts} parts")
+        # What n_i does by S and by Cov(S_j) k_j cancels to a quarter of either and less at the
+        # floor; away from it, it does not cancel.
+        cancels = not packed and jax.tree_util.keystr(path).endswith(".noise")
+        assert_cotangent_close(one, other, rounded, f"{parts} parts", length=16 if cancels else 1)
 
 
 @pytest.mark.skipif(ON_GPU, reason="races are found by the interpreter")

@@ -92,7 +92,13 @@ def test_covariance_kernel_equals_the_algebra(dim, groups, parts, packed):
 
 @needs_interpreter
 @pytest.mark.parametrize(
-    "dim,width,groups,packed", ((64, 128, 1, True), (128, 64, 2, False), (256, 64, 1, False))
+    "dim,width,groups,packed",
+    (
+        (64, 128, 1, True),
+        (128, 64, 2, False),
+        (128, 128, 2, True),  # readers beside the chain
+        (256, 64, 1, False),
+    ),
 )
 def test_both_kernels_equal_the_algebra(dim, width, groups, packed):
     given = case(dim, width, groups, packed)

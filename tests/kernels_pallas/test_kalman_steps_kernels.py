@@ -1,4 +1,7 @@
-"""The forward pass in steps of 16 tokens against the algebra of chunks, and when it is taken."""
+"""Steps of 16 tokens against the algebra of chunks, and when they are taken.
+
+Both the forward pass alone and readers beside a chain of chunks.
+"""
 
 import functools
 
@@ -9,7 +12,7 @@ import pytest
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from bayesmem.ops.kalman.chunked import chunked
-from kernels_pallas.kalman_chunk import op, steps
+from kernels_pallas.kalman_chunk import beside, op, steps
 from kernels_pallas.kalman_chunk.chunks import make_vectors, stack
 from kernels_pallas.kalman_chunk.config import Config
 from tests.kernels_pallas.kernel_checks import assert_passed_close, count_kernels
@@ -61,11 +64,11 @@ def test_a_reading_that_says_nothing_changes_nothing():
 
 
 @needs_interpreter
-def test_the_op_by_steps_equals_the_chunk_form():
-    # D and M/G are padded to 64, T to 128; sequences, heads and groups have to find their own.
-    given = cases.kalman(
-        5, 70, "scalar", groups=2, packed=True, dim=48, value_dim=96, batch=2, heads=2, key_heads=2
-    )
+@pytest.mark.parametrize("dim,value_dim", ((48, 96), (100, 200)))  # steps; readers beside a chain
+def test_the_op_undifferentiated_equals_the_chunk_form(dim, value_dim):
+    # D and M/G are padded, T to 128; sequences, heads and groups have to find their own.
+    sizes = {"dim": dim, "value_dim": value_dim, "batch": 2, "heads": 2, "key_heads": 2}
+    given = cases.kalman(5, 70, "scalar", groups=2, packed=True, **sizes)
     given |= {
         n: np.asarray(jnp.asarray(given[n], jnp.bfloat16), np.float32) for n in ("q", "k", "v")
     }
@@ -112,17 +115,52 @@ def test_numbers_of_a_step_are_those_of_a_chunk_as_long():
         assert_close(found[..., row, :], wanted[..., row, :], jnp.float32)
 
 
-def test_steps_are_taken_where_nothing_is_differentiated():
-    def reads(*given):
-        return op.pass_chunks(*given, Config()).reads
+def reads_of(*given):
+    return op.pass_chunks(*given, Config()).reads
 
+
+def pull_reads(tokens, vectors, cov, mean):
+    return jax.grad(lambda x: reads_of(tokens, vectors, cov, x).astype(jnp.float32).sum())(mean)
+
+
+def test_steps_are_taken_where_nothing_is_differentiated():
     for dim, width, one in ((64, 64, True), (64, 128, False), (128, 64, False)):
         given = jax.eval_shape(functools.partial(case, dim, width))
-        assert count_kernels(reads, *given) == (1 if one else 2)
+        assert count_kernels(reads_of, *given) == (1 if one else 2)
     given = jax.eval_shape(functools.partial(case, 64, 64))
-    pull = jax.grad(lambda mean, *rest: reads(*rest, mean).astype(jnp.float32).sum())
     # Chunks forward, and of the reverse what the first mean needs.
-    assert count_kernels(lambda *x: pull(x[3], *x[:3]), *given) == 2 + 2
+    assert count_kernels(pull_reads, *given) == 2 + 2
+
+
+def several(given, axis, count):
+    """Shapes of arrays with a first axis, or of a first axis that is `count` times as long."""
+    sizes = (count,) if axis is None else ()
+    return jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(
+            (*sizes, *(x.shape if axis is None else (count * x.shape[0], *x.shape[1:]))), x.dtype
+        ),
+        given,
+    )
+
+
+def test_readers_run_beside_a_chain_that_leaves_them_room():
+    given = jax.eval_shape(functools.partial(case, 128, 128))
+    assert count_kernels(reads_of, *given) == 1
+    assert count_kernels(pull_reads, *given) == 1 + 2
+    for programs, kernels in ((66, 1), (67, 2)):  # of 132 multiprocessors
+        assert count_kernels(reads_of, *several(given, 0, programs)) == kernels
+    # One set of counts a launch: calls that vmap joins have to be two launches.
+    assert count_kernels(jax.vmap(reads_of), *several(given, None, 3)) == 2
+    assert count_kernels(jax.vmap(pull_reads), *several(given, None, 3)) == 2 + 2
+
+
+def test_sizes_without_readers_are_named():
+    tokens, _, cov, mean = jax.eval_shape(functools.partial(case, 128, 64))
+    rows = jax.ShapeDtypeStruct((1, 2, 1, 5, LENGTH), jnp.float32)
+    obs_var = jax.ShapeDtypeStruct((1, 2, 1, LENGTH), jnp.float32)
+    first = [jax.ShapeDtypeStruct((1, 2, *x.shape[-2:]), jnp.bfloat16) for x in (cov, mean)]
+    with pytest.raises(ValueError, match="found D=128, 64 channels a group and 2 parts"):
+        jax.eval_shape(beside.run_beside, tokens, (rows, rows), obs_var, tuple(first))
 
 
 def test_sizes_without_steps_are_named():
