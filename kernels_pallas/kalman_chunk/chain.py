@@ -271,9 +271,7 @@ def _half_of_update(held: Held, at: Program, vectors: Any) -> None:
         slabs.each_block(held.exchange, (held.gain, held.carried), rows_of, held.met, at)
 
 
-def run(
-    gm: Arrays, held: Held, at: Program, told: Callable[[], None] | None = None
-) -> None:
+def run(gm: Arrays, held: Held, at: Program, told: Callable[[], None] | None = None) -> None:
     """Runs the half of a program that a warpgroup has.
 
     Args:
