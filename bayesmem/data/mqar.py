@@ -26,6 +26,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from bayesmem.data.checks import check_count
+
 VARIANTS = ("base", "update", "block")
 SPLITS = ("train", "valid", "test")
 # Rows are drawn in chunks, each from a generator of its own: the first rows of a seed are the
@@ -73,12 +75,12 @@ class MqarTask:
         if self.variant not in VARIANTS:
             raise ValueError(f"variant: found {self.variant!r}, wanted one of {list(VARIANTS)}")
         for name in ("seq_len", "num_pairs", "vocab_size", "passes"):
-            _check_count(name, getattr(self, name), minimum=1)
+            check_count(name, getattr(self, name), minimum=1)
         if self.block_size is not None:
             if self.variant != "block":
                 raise ValueError(f"block_size: found {self.block_size} with {self.variant!r}, "
                                  "wanted None, or variant 'block'")  # fmt: skip
-            _check_count("block_size", self.block_size, minimum=1)
+            check_count("block_size", self.block_size, minimum=1)
             if self.block_size > self.num_pairs:
                 raise ValueError(
                     f"block_size: found {self.block_size}, wanted at most num_pairs "
@@ -193,8 +195,8 @@ def sample_mqar(task: MqarTask, *, num_examples: int, seed: int) -> MqarBatch:
     Raises:
         ValueError: num_examples or seed is negative or no integer.
     """
-    _check_count("num_examples", num_examples, minimum=0)
-    _check_count("seed", seed, minimum=0)
+    check_count("num_examples", num_examples, minimum=0)
+    check_count("seed", seed, minimum=0)
     batch = MqarBatch(
         inputs=np.empty((num_examples, task.seq_len), np.int32),
         targets=np.empty((num_examples, task.num_pairs), np.int32),
@@ -226,7 +228,7 @@ def split_seed(seed: int, split: str) -> int:
     """
     if split not in SPLITS:
         raise ValueError(f"split: found {split!r}, wanted one of {list(SPLITS)}")
-    _check_count("seed", seed, minimum=0)
+    check_count("seed", seed, minimum=0)
     sequence = np.random.SeedSequence((seed, SPLITS.index(split)))
     return int(sequence.generate_state(1, np.uint64)[0])
 
@@ -290,8 +292,3 @@ def _query_slots(rng: np.random.Generator, rows: int, task: MqarTask) -> np.ndar
     # Exponential clocks of these rates ring in the order of successive weighted draws.
     clocks = rng.standard_exponential((rows, len(gaps))) / weights
     return np.argsort(clocks, axis=1)[:, : task.num_pairs]
-
-
-def _check_count(name: str, value: Any, *, minimum: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < minimum:
-        raise ValueError(f"{name}: found {value!r}, wanted an integer >= {minimum}")
