@@ -48,6 +48,8 @@ SlotMass = Float[Array, "B H S"]
 """Weight that stands behind the content of every slot."""
 Hidden = Float[Array, "B T W"]
 """Activations of the residual stream."""
+Addresses = Float[Array, "B T D"]
+"""A key of unit length for each token, which every head writes and reads at."""
 Tokens = Int[Array, "B T"]
 """Token ids."""
 Logits = Float[Array, "B T V"]

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float, Int
 
-from bayesmem.array_types import Hidden, Keys, Positions, RowCounts, SegmentIds
+from bayesmem.array_types import Addresses, Hidden, Keys, Positions, RowCounts, SegmentIds
 from bayesmem.layers.heads import HEAD_AXES
-from bayesmem.layers.interface import check_input, mask_padding
+from bayesmem.layers.interface import check_input, mask_padding, reject_addresses
 from bayesmem.layers.linear import linear
 from bayesmem.layers.options import (
     HeadLayout,
@@ -92,12 +92,15 @@ class Attention(nn.Module):
         *,
         segment_ids: SegmentIds | None = None,
         positions: Positions | None = None,
+        addresses: Addresses | None = None,
     ) -> tuple[Hidden, KVCache]:
         """Returns the layer's output [B, T, W] and the cache after it; see `Mixer`.
 
         Raises:
-          ValueError: T, or (outside of `jit`) the tokens cached and new, exceed `max_length`.
+          ValueError: T, or (outside of `jit`) the tokens cached and new, exceed `max_length`; or
+            there are addresses, which this layer cannot use.
         """
+        reject_addresses("attention", addresses)
         check_input(x, self.width, segment_ids)
         batch, steps, _ = x.shape
         _require_capacity(self.max_length, steps)

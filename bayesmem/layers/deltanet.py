@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import jax.numpy as jnp
 from flax import linen as nn
 
 from bayesmem import ops
@@ -14,13 +15,16 @@ from bayesmem.layers.options import HeadLayout, MixerOptions, equal_heads
 class DeltaNet(nn.Module):
     """M_t = M_{t-1} + beta k (v - M_{t-1}^T k)^T with unit keys and beta = sigmoid(x W).
 
-    Queries are scaled by head_dim^-0.5, as in the authors' code.
+    Queries are scaled by head_dim^-0.5, as in the authors' code. With a fixed beta = c / (r^2 + c)
+    it is the filter with observation variance r^2 whose covariance is c I before every write
+    (arXiv 2605.31163; `Reset` of `bayesmem.design_model`).
 
     Attributes:
       width: W.
       num_heads: H.
       head_dim: D = M; None for width / num_heads.
       negative_eigenvalues: whether beta goes up to 2 instead of 1 (arXiv 2411.12537).
+      beta: a fixed strength in (0, 1], or None to make it from the input.
       options: the options all recurrent mixers share.
     """
 
@@ -28,6 +32,7 @@ class DeltaNet(nn.Module):
     num_heads: int = 4
     head_dim: int | None = None
     negative_eigenvalues: bool = False
+    beta: float | None = None
     options: MixerOptions = MixerOptions(conv_size=4, activation="silu", output_gate="none")
 
     __call__ = mix_heads
@@ -36,7 +41,10 @@ class DeltaNet(nn.Module):
     def recurrence(self, heads: Heads, **op: Any) -> tuple[Values, Memory]:
         """Makes beta and runs the delta rule; see `HeadMixer`."""
         x, q, k, v, _ = heads
-        beta = SigmoidGate(self.num_heads, 1.0 + self.negative_eigenvalues, name="beta")(x)
+        if self.beta is None:
+            beta = SigmoidGate(self.num_heads, 1.0 + self.negative_eigenvalues, name="beta")(x)
+        else:
+            beta = jnp.full(v.shape[:3], self.beta, jnp.float32)
         return ops.delta_rule(q * q.shape[-1] ** -0.5, k, v, beta=beta, **op)
 
     @property
@@ -45,6 +53,15 @@ class DeltaNet(nn.Module):
         return equal_heads(self.width, self.num_heads, self.head_dim, unit_keys=True)
 
     def __post_init__(self):
-        """Checks that the heads fit the width."""
+        """Checks that the heads fit the width, and a fixed beta."""
         super().__post_init__()
         _ = self.layout
+        if self.beta is None:
+            return
+        if not 0 < self.beta <= 1:
+            raise ValueError(f"beta: found {self.beta}, wanted a number in (0, 1], or None")
+        if self.negative_eigenvalues:
+            raise ValueError(
+                f"negative_eigenvalues: found True with a fixed beta {self.beta}, wanted False: "
+                f"it is about a beta made from the input"
+            )

@@ -10,13 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
-from bayesmem.array_types import Hidden, Keys, Positions, SegmentIds, Values
+from bayesmem.array_types import Addresses, Hidden, Keys, Positions, SegmentIds, Values
 from bayesmem.layers.interface import NO_STATE, MixerState, check_input, mask_padding
 from bayesmem.layers.linear import linear, parameter
 from bayesmem.layers.norm import RMSNorm, l2_normalise
 from bayesmem.layers.options import HeadLayout, MixerOptions
 from bayesmem.layers.rotary import document_positions, next_position
 from bayesmem.layers.short_convolution import ShortConvolution, Window
+from bayesmem.ops.checks import require_floating, require_shape
 
 HEAD_AXES = ("embed", "heads")
 
@@ -66,6 +67,9 @@ class HeadMixer(Protocol):
 class HeadProjections(nn.Module):
     """Queries, keys and values: projection, convolution, activation, bias, normalisation.
 
+    Where addresses are given, keys and queries are these, as they are, and values alone are
+    projected and activated.
+
     Attributes:
       layout: numbers and sizes of the heads.
       options: conv_size, activation, qk_bias and dtype are used.
@@ -76,7 +80,11 @@ class HeadProjections(nn.Module):
 
     @nn.compact
     def __call__(
-        self, x: Hidden, window: Window | None, segment_ids: SegmentIds | None
+        self,
+        x: Hidden,
+        window: Window | None,
+        segment_ids: SegmentIds | None,
+        addresses: Addresses | None = None,
     ) -> tuple[Keys, Keys, Values, Window | None]:
         """Returns q, k [B, T, Hk, D], v [B, T, H, M] and the convolution's new window (or None).
 
@@ -84,11 +92,14 @@ class HeadProjections(nn.Module):
           x: [B, T, W] with zeros at the padding.
           window: [B, taps - 1, C] or None, the state of the short convolution.
           segment_ids: [B, T] int32 or None.
+          addresses: [B, T, D] with zeros at the padding, or None.
         """
         options, layout = self.options, self.layout
+        sizes = dict(zip(("query", "key", "value"), layout.part_sizes, strict=True))
+        if addresses is not None:
+            sizes = {"value": sizes["value"]}
         parts = [
-            linear(size, HEAD_AXES, name, dtype=options.dtype)(x)
-            for name, size in zip(("query", "key", "value"), layout.part_sizes, strict=True)
+            linear(size, HEAD_AXES, name, dtype=options.dtype)(x) for name, size in sizes.items()
         ]
         if options.conv_size:
             joined, window = ShortConvolution(options.conv_size, name="conv")(
@@ -98,6 +109,10 @@ class HeadProjections(nn.Module):
         if options.activation == "silu":
             parts = [nn.silu(part) for part in parts]
         key_shape = (*x.shape[:2], layout.key_heads, layout.key_dim)
+        v = parts[-1].reshape(*x.shape[:2], layout.value_heads, layout.value_dim)
+        if addresses is not None:
+            k = jnp.broadcast_to(addresses.astype(options.dtype)[:, :, None], key_shape)
+            return k, k, v, window
         q, k = (part.reshape(key_shape) for part in parts[:2])
         if options.qk_bias:
             init = nn.initializers.normal(options.qk_bias)
@@ -105,7 +120,6 @@ class HeadProjections(nn.Module):
             q, k = q + bias.astype(q.dtype), k + bias.astype(k.dtype)
         if layout.unit_keys:
             q, k = l2_normalise(q), l2_normalise(k)
-        v = parts[2].reshape(*x.shape[:2], layout.value_heads, layout.value_dim)
         return q, k, v, window
 
 
@@ -135,6 +149,25 @@ class GatedOutput(nn.Module):
         return linear(self.width, HEAD_AXES[::-1], "out", dtype=options.dtype)(y)
 
 
+def check_addresses(
+    addresses: Addresses, x: Hidden, layout: HeadLayout, options: MixerOptions
+) -> None:
+    """Checks addresses that are to be the keys and queries of a layer.
+
+    Raises:
+      ValueError: they are not floating-point [B, T, D] with the layer's D, or the options ask for
+        what is made of projected keys.
+    """
+    for name in ("conv_size", "qk_bias"):
+        if value := getattr(options, name):
+            raise ValueError(
+                f"{name}: found {value} with addresses, wanted 0: keys and queries are given"
+            )
+    require_floating("addresses", addresses)
+    batch, steps = x.shape[:2]
+    require_shape("addresses", addresses, {"B": batch, "T": steps, "D": layout.key_dim}, "B T D")
+
+
 @nn.compact
 def mix_heads(
     self: HeadMixer,
@@ -143,6 +176,7 @@ def mix_heads(
     *,
     segment_ids: SegmentIds | None = None,
     positions: Positions | None = None,
+    addresses: Addresses | None = None,
 ) -> tuple[Hidden, MixerState]:
     """Runs a layer's recurrence between the projections to heads and the gated output.
 
@@ -154,21 +188,28 @@ def mix_heads(
       state: the layer's state, or None for a fresh start.
       segment_ids: [B, T] int32 or None, see `bayesmem.ops.segments`.
       positions: [B, T] int32, or None to count from the start of each document.
+      addresses: [B, T, D], or None. Where they are given, they are the keys and the queries of
+        every head in place of those made from x, for which the layer then has no parameters. They
+        are used as they are: of unit length where the recurrence asks for unit keys.
 
     Returns:
       y [B, T, W], zero at padding, and the state after the last valid token.
 
     Raises:
-      ValueError: a shape or dtype does not fit.
+      ValueError: a shape or dtype does not fit, or the options ask for a convolution or a bias of
+        keys that are given.
     """
     check_input(x, self.width, segment_ids)
+    if addresses is not None:
+        check_addresses(addresses, x, self.layout, self.options)
+        addresses = mask_padding(addresses, segment_ids)
     memory, window, offset = state or NO_STATE
     if offset is None:
         offset = jnp.zeros(x.shape[0], jnp.int32)
     positions = document_positions(x.shape[:2], segment_ids, offset, positions)
     x = mask_padding(x, segment_ids)
     project = HeadProjections(self.layout, self.options, name="heads")
-    q, k, v, window = project(x, window, segment_ids)
+    q, k, v, window = project(x, window, segment_ids, addresses)
     y, memory = self.recurrence(
         Heads(x, q, k, v, positions),
         state=memory,

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple, Protocol
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from bayesmem.array_types import Hidden, Positions, RowCounts, SegmentIds
-from bayesmem.ops.checks import require_shape
+from bayesmem.array_types import Addresses, Hidden, Positions, RowCounts, SegmentIds
+from bayesmem.ops.checks import require_floating, require_shape
 from bayesmem.ops.segments import valid_steps
 
 
@@ -47,8 +47,12 @@ class Mixer(Protocol):
         *,
         segment_ids: SegmentIds | None = None,
         positions: Positions | None = None,
+        addresses: Addresses | None = None,
     ) -> tuple[Hidden, Any]:
-        """Mixes [B, T, W] over time and returns the result with the state after the last token."""
+        """Mixes [B, T, W] over time and returns the result with the state after the last token.
+
+        With `addresses` [B, T, D] a recurrent layer reads and writes there, see `mix_heads`.
+        """
 
     def init_state(self, batch: int) -> Any:
         """Returns the state of `batch` rows that have read nothing; works on an unbound module."""
@@ -65,11 +69,35 @@ def check_input(x: Hidden, width: int, segment_ids: SegmentIds | None) -> None:
         check_per_token("segment_ids", segment_ids, x.shape[:2])
 
 
-def check_per_token(name: str, value: Array, shape: tuple[int, ...] = ()) -> None:
-    """Raises ValueError unless `value` is an integer array [B, T], of `shape` where it is given."""
+def reject_addresses(layer: str, addresses: Addresses | None) -> None:
+    """Raises ValueError where a layer that makes its own keys is given addresses."""
+    if addresses is not None:
+        raise ValueError(
+            f"addresses: found an array {addresses.shape} for {layer}, which makes keys and "
+            f"queries of its own; wanted None, or a recurrent mixer with keys"
+        )
+
+
+def check_vectors(name: str, value: Array) -> None:
+    """Raises ValueError unless `value` is a floating-point array [B, T, F]."""
+    require_floating(name, value)
+    require_shape(name, value, {}, "B T F")
+
+
+def check_per_token(
+    name: str, value: Array, shape: tuple[int, ...] = (), axes: str = "B T"
+) -> None:
+    """Raises ValueError unless `value` is an integer array [B, T], of `shape` where it is given.
+
+    Args:
+      name: the argument's name.
+      value: the array.
+      shape: sizes of the first axes; an axis beyond them may have any size.
+      axes: names of all axes, separated by a space.
+    """
     if not jnp.issubdtype(value.dtype, jnp.integer):
         raise ValueError(f"{name}: found dtype {value.dtype}, wanted an integer dtype")
-    require_shape(name, value, dict(zip("BT", shape, strict=False)), "B T")
+    require_shape(name, value, dict(zip(axes.split(), shape, strict=False)), axes)
 
 
 def mask_padding(x: Hidden, segment_ids: SegmentIds | None) -> Hidden:

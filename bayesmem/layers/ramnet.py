@@ -10,9 +10,15 @@ import numpy as np
 from flax import linen as nn
 
 from bayesmem import ops
-from bayesmem.array_types import Hidden, Positions, SegmentIds
+from bayesmem.array_types import Addresses, Hidden, Positions, SegmentIds
 from bayesmem.layers.heads import HEAD_AXES
-from bayesmem.layers.interface import NO_STATE, MixerState, check_input, mask_padding
+from bayesmem.layers.interface import (
+    NO_STATE,
+    MixerState,
+    check_input,
+    mask_padding,
+    reject_addresses,
+)
 from bayesmem.layers.linear import linear, parameter
 from bayesmem.layers.norm import RMSNorm
 from bayesmem.layers.options import (
@@ -166,12 +172,17 @@ class RamNet(nn.Module):
         *,
         segment_ids: SegmentIds | None = None,
         positions: Positions | None = None,
+        addresses: Addresses | None = None,
     ) -> tuple[Hidden, MixerState]:
         """Returns the layer's output [B, T, W] and the state after it; see `Mixer`.
 
         Sows `write_address` and `read_address` into "intermediates", and the balancing loss into
         "losses" where `balance` is on.
+
+        Raises:
+          ValueError: there are addresses, which are keys and no slots.
         """
+        reject_addresses("ramnet", addresses)
         check_input(x, self.width, segment_ids)
         memory, window, offset = state or NO_STATE
         if offset is None:

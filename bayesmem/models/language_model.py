@@ -10,7 +10,15 @@ import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float
 
-from bayesmem.array_types import Hidden, Logits, Positions, RowCounts, SegmentIds, Tokens
+from bayesmem.array_types import (
+    Addresses,
+    Hidden,
+    Logits,
+    Positions,
+    RowCounts,
+    SegmentIds,
+    Tokens,
+)
 from bayesmem.layers.interface import check_per_token, mask_padding
 from bayesmem.layers.linear import parameter
 from bayesmem.layers.norm import RMSNorm
@@ -72,9 +80,14 @@ class Block(nn.Module):
 
     @nn.compact
     def __call__(
-        self, x: Hidden, state: Any, segment_ids: SegmentIds | None, positions: Positions
+        self,
+        x: Hidden,
+        state: Any,
+        segment_ids: SegmentIds | None,
+        positions: Positions | None,
+        addresses: Addresses | None = None,
     ) -> tuple[Hidden, Any]:
-        """Returns the block's output [B, T, W] and its mixer's state."""
+        """Returns the block's output [B, T, W] and its mixer's state; arguments as in `Mixer`."""
         config = self.config
         mixer = config.build_mixer(self.layer, name="mixer", parent=self)
         y, state = mixer(
@@ -82,6 +95,7 @@ class Block(nn.Module):
             state,
             segment_ids=segment_ids,
             positions=positions,
+            addresses=addresses,
         )
         x = x + y
         if config.mlp_width:

@@ -40,7 +40,11 @@ def convolved(params, x, names):
 
 
 def heads(params, x, layout, silu_after):
-    """Queries, keys and values [B, T, heads, size]."""
+    """Queries, keys and values [B, T, heads, size]; "addresses" [B, T, size] are both."""
+    if "addresses" in params:
+        k = np.repeat(params["addresses"][:, :, None], layout.key_heads, axis=2)
+        v = dense(params["value"], x).reshape(*x.shape[:2], layout.value_heads, -1)
+        return k, k, silu(v) if silu_after else v
     joined = convolved(params, x, ("query", "key", "value"))
     if silu_after:
         joined = silu(joined)
