@@ -49,6 +49,13 @@ def prepared(case):
     return params, given, jax.jit(call, compiler_options=QUICK_BUILD)
 
 
+def spoilt(array):
+    """A copy with NaN from token REAL on."""
+    copy = np.array(array)
+    copy[:, REAL:] = np.nan
+    return copy
+
+
 def close(found, wanted):
     assert_close(found, wanted, "float32", length=LENGTH)
 
@@ -91,9 +98,7 @@ def test_padding_writes_nothing_whatever_stands_there(case):
     params, given, call = prepared(case)
     ids = np.repeat([[0] * REAL + [-1] * (STEPS - REAL)], BATCH, axis=0).astype(np.int32)
     alone, state = call(params, inputs()[:, :REAL], given[:, :REAL])
-    x, spoilt = np.array(inputs()), np.array(given)
-    x[:, REAL:], spoilt[:, REAL:] = np.nan, np.nan
-    padded, padded_state = call(params, x, spoilt, None, ids)
+    padded, padded_state = call(params, spoilt(inputs()), spoilt(given), None, ids)
     close(padded[:, :REAL], alone)
     np.testing.assert_array_equal(padded[:, REAL:], 0)
     jax.tree.map(close, padded_state, state)
@@ -109,7 +114,7 @@ def test_gradients_are_finite_and_reach_values_and_addresses(case):
         return jnp.sum(build(case).apply(params, x, segment_ids=ids, addresses=given)[0] * weights)
 
     gradient = jax.jit(jax.grad(loss, argnums=(0, 1, 2)), compiler_options=QUICK_BUILD)
-    found = gradient(params, inputs(), given)
+    found = gradient(params, *(spoilt(array) for array in (inputs(), given)))
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(found))
     for gradient in (found[0]["params"]["heads"]["value"]["kernel"], found[1], found[2]):
         assert np.abs(gradient).max() > 0
