@@ -71,7 +71,8 @@ def base(data: ml_collections.ConfigDict, vocab_size: int) -> ml_collections.Con
     model.mixers = ("bayesian",)  # mixer of each block, repeated over the blocks in turn
     model.mixer_options = ml_collections.ConfigDict()  # mixer to its options; see `use_mixers`
     model.mlp_width = 256  # hidden width of the SwiGLU MLP
-    model.max_length = data.get_ref("seq_len")  # longest row: size of attention's cache
+    # Longest row: size of attention's cache.
+    model.max_length = data.get_ref("seq_len") if "seq_len" in data else 2048
     model.tie_embeddings = True  # one matrix for the embedding and the output head
     model.dtype = "float32"  # of activations: "float32" or "bfloat16"; states stay float32
     model.norm_eps = 1e-5  # epsilon of every RMSNorm of the residual stream
@@ -145,6 +146,34 @@ def mqar_data() -> ml_collections.ConfigDict:
     data.test_examples = 3_000  # rows of the test split
     data.seed = 0  # of the rows; apart from config.seed, so that every run is tested on the same
     return data
+
+
+def sweep(
+    config: ml_collections.ConfigDict, mixers: tuple[str, ...], together: int = 12
+) -> ml_collections.ConfigDict:
+    """Makes the config of a sweep of a base config, not locked yet.
+
+    Args:
+        config: The base, changed in place. The runs' learning rates, seeds, widths and mixers are
+            those of `sweep`; `optimizer.learning_rate`, `seed`, `model.width` and `model.mixers`
+            are not read.
+        mixers: Names of mixers, each with its options in `model.mixer_options`.
+        together: The most runs that are trained at once.
+
+    Returns:
+        The config.
+    """
+    config.sweep = grid = ml_collections.ConfigDict()
+    grid.mixers = mixers  # names; "gla/NAME" is a second "gla" with options of its own
+    grid.widths = (config.model.width,)  # of the residual stream
+    grid.learning_rates = (config.optimizer.learning_rate,)  # peaks
+    grid.seeds = (0, 1, 2)  # of initial parameters and of the order of examples
+    grid.together = together  # most runs of one mixer and width that are trained at once
+    config.tests = ml_collections.ConfigDict()  # test to the keys of `data` that differ in it
+    config.mesh.data = 1
+    for name in ("eval_every", "eval_batches", "grad_accumulation", "wandb_project"):
+        del config.train[name]  # nothing reads them in a sweep: runs are tested at their end
+    return config
 
 
 def use_mixers(config: ml_collections.ConfigDict, mixer: str, num_heads: int) -> None:

@@ -1,6 +1,7 @@
 """The README: its Python runs, its commands name modules, flags and configs that exist."""
 
 import importlib
+import itertools
 import os
 import re
 import shlex
@@ -12,6 +13,7 @@ import pytest
 
 from bayesmem.layers import MIXERS
 from bayesmem.train.parts import build_model
+from bayesmem.train.tasks import model_of
 
 ROOT = Path(__file__).parents[1]
 PAGES = [
@@ -77,7 +79,12 @@ def test_config_of_a_command_builds(line):
     path, _, variant = chosen.removeprefix("--config=").partition(":")
     assert (ROOT / path).is_file()
     module = importlib.import_module(path.removesuffix(".py").replace("/", "."))
-    build_model(module.get_config(variant))
+    config = module.get_config(*filter(None, [variant]))
+    if "sweep" not in config:
+        build_model(config)
+        return
+    for mixer, width in itertools.product(config.sweep.mixers, config.sweep.widths):
+        model_of(config, mixer, width)
 
 
 def has(config, key):
@@ -89,7 +96,8 @@ def has(config, key):
 
 
 def test_every_config_key_named_in_the_text_exists():
-    configs = [importlib.import_module(f"configs.{name}").get_config() for name in ("lm", "mqar")]
+    names = "lm", "mqar", "sweeps.collision", "sweeps.mqar"
+    configs = [importlib.import_module(f"configs.{name}").get_config() for name in names]
     for key in re.findall(r"--config\.([\w.]+)=", TEXT):
         assert any(has(config, key) for config in configs), key
 

@@ -29,6 +29,7 @@ MAY_DIFFER = (
     "train.keep_checkpoints",
     "train.wandb_project",
     "mesh.*",
+    "sweep.*",
 )
 
 

@@ -75,8 +75,8 @@ def load(config):
 def test_every_config_file_is_in_these_tests():
     folder = Path(configs.__file__).parent
     paths = (path.relative_to(folder).with_suffix("") for path in folder.rglob("*.py"))
-    # Those of the folder "ablations" are in test_ablations.py.
-    files = {path.as_posix() for path in paths if path.parts[0] != "ablations"}
+    # Those of the folders are in test_ablations.py and test_sweeps.py.
+    files = {path.as_posix() for path in paths if path.parts[0] not in ("ablations", "sweeps")}
     assert files - {"__init__", "common", "pretrain"} == set(VARIANTS)
     assert set(PINNED) == set(ALL)
 

@@ -4,6 +4,8 @@ import flax.linen as nn
 import jax.numpy as jnp
 import numpy as np
 
+from configs import common
+
 VOCAB, WIDTH, LENGTH = 11, 8, 6
 
 
@@ -77,3 +79,23 @@ class ToyLoader:
     def set_state(self, state):
         assert state["rows"] == self.rows
         self.position = state["position"]
+
+
+def sweep_config(**changes):
+    """Linear attention on rows of two pairs: small enough for a second."""
+    data = common.mqar_data()
+    data.seq_len, data.num_pairs, data.vocab_size = 16, 2, 12
+    data.train_examples, data.test_examples = 16, 6
+    config = common.base(data, 12)
+    config.model.width, config.model.mlp_width, config.model.num_layers = 8, 0, 1
+    config.train.steps, config.train.batch_size = 6, 4
+    config.train.log_every, config.train.checkpoint_every = 2, 2
+    config.optimizer.warmup_steps = 0
+    common.use_mixers(config, "linear_attention", num_heads=2)
+    common.sweep(config, ("linear_attention",))
+    config.sweep.seeds, config.sweep.learning_rates = (0, 1), (1e-2, 1e-1)
+    config.tests["longer"] = {"seq_len": 32}
+    for path, value in changes.items():
+        section, key = path.split("__")
+        config[section][key] = value
+    return config

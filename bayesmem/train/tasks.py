@@ -1,0 +1,198 @@
+"""What the runs of a sweep are trained and tested on, from a config: see `together.Task`.
+
+Rows of MQAR are drawn once and lie on the device; each run takes them in an order of its own.
+Address tasks (`task_data.SAMPLED`) have no rows: every batch is drawn where it is used, from its
+run's seed and step.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bayesmem.data.examples import load_examples
+from bayesmem.models import AddressModel, LanguageModel, ModelConfig
+from bayesmem.train.losses import logits_and_penalty
+from bayesmem.train.task_data import MAIN_TEST, SAMPLED, all_data, classes, sampled_task
+from bayesmem.train.together import Batch, PyTree, Task
+
+_TRAIN, _TEST = 0, 1
+
+
+class RecallTask:
+    """MQAR by a language model.
+
+    Attributes:
+      arrays: the rows of the train split.
+      tests: rows of the test split of each distribution.
+    """
+
+    def __init__(
+        self, model: LanguageModel, data: Mapping[str, Mapping[str, Any]], batch_size: int
+    ) -> None:
+        """Draws all rows.
+
+        Args:
+          model: what is trained.
+          data: blocks by name, see `all_data`; training has that of `MAIN_TEST`.
+          batch_size: rows a step, B; at most those of the split.
+        """
+        self._model, self._size = model, batch_size
+        examples = load_examples(data[MAIN_TEST], "train")
+        self._count = len(examples)
+        rows = examples.take(np.arange(self._count))
+        self.arrays: PyTree = jax.tree.map(jnp.asarray, rows)
+        self.tests: Mapping[str, Batch] = {name: self._test(own) for name, own in data.items()}
+        self._order = functools.lru_cache(maxsize=256)(self._order_of)
+
+    def _test(self, data: Mapping[str, Any]) -> Batch:
+        examples = load_examples(data, "test")
+        indices = np.arange(-(-len(examples) // self._size) * self._size)
+        rows = examples.take(np.where(indices < len(examples), indices, -1))
+        return {
+            name: jnp.asarray(x).reshape(-1, self._size, *x.shape[1:]) for name, x in rows.items()
+        }
+
+    def _order_of(self, seed: int, epoch: int) -> np.ndarray:
+        """All rows in the order of one epoch of a run."""
+        words = np.random.SeedSequence(seed, spawn_key=(epoch,))
+        return np.random.Generator(np.random.PCG64(words)).permutation(self._count)
+
+    def init(self, key: jax.Array) -> PyTree:
+        """Returns the initial parameters."""
+        return self._model.init(key, jnp.zeros((1, 2), jnp.int32))["params"]
+
+    def picks(self, seeds: Sequence[int], start: int, stop: int) -> np.ndarray:
+        """Returns the rows' numbers [S, R, B]; a batch may span two epochs."""
+        place = np.arange(start * self._size, stop * self._size)
+        epochs, within = np.divmod(place, self._count)
+        found = np.empty((stop - start, len(seeds), self._size), np.int32)
+        for run, seed in enumerate(seeds):
+            rows = np.empty(len(place), np.int32)
+            for epoch in np.unique(epochs):
+                here = epochs == epoch
+                rows[here] = self._order(seed, int(epoch))[within[here]]
+            found[:, run] = rows.reshape(stop - start, self._size)
+        return found
+
+    def batch(self, arrays: PyTree, pick: jax.Array) -> Batch:
+        """Returns the rows of numbers [B]."""
+        return jax.tree.map(lambda x: x[pick], arrays)
+
+    def logits(self, params: PyTree, batch: Batch) -> tuple[jax.Array, jax.Array]:
+        """Returns logits [B, Q, V] of the queries, and the penalty of layers []."""
+        return logits_and_penalty(self._model, params, batch)
+
+
+class AddressTask:
+    """An address task by an address model.
+
+    Attributes:
+      arrays: none.
+      tests: batches drawn for each distribution, from the seed of the data.
+    """
+
+    arrays: PyTree = ()
+
+    def __init__(
+        self, model: AddressModel, data: Mapping[str, Mapping[str, Any]], batch_size: int
+    ) -> None:
+        """Draws the tests; arguments as of `RecallTask`."""
+        own = data[MAIN_TEST]
+        self._model, self._size, self._seed = model, batch_size, own["seed"]
+        self._task, self._sample = sampled_task(own), SAMPLED[own["task"]].sample
+        self.tests: Mapping[str, Batch] = {name: self._test(block) for name, block in data.items()}
+
+    def _key(self, *words: int | jax.Array) -> jax.Array:
+        key = jax.random.key(self._seed)
+        for word in words:
+            key = jax.random.fold_in(key, word)
+        return key
+
+    def _test(self, data: Mapping[str, Any]) -> Batch:
+        task, count = sampled_task(data), -(-data["test_examples"] // self._size)
+        keys = jax.random.split(self._key(_TEST), count)
+        # One after the other: the largest sequences of all batches at once may not fit.
+        draw = functools.partial(jax.lax.map, lambda key: self._sample(task, key, self._size))
+        return jax.jit(draw)(keys)._asdict()
+
+    def init(self, key: jax.Array) -> PyTree:
+        """Returns the initial parameters."""
+        batch = jax.eval_shape(lambda: self._sample(self._task, self._key(), 1))
+        tokens, addresses = (jnp.zeros(x.shape, x.dtype) for x in batch[:2])
+        return self._model.init(key, tokens[:, :2], addresses[:, :2])["params"]
+
+    def picks(self, seeds: Sequence[int], start: int, stop: int) -> np.ndarray:
+        """Returns seed and step [S, R, 2]."""
+        grid = np.meshgrid(np.arange(start, stop), np.asarray(seeds), indexing="ij")
+        return np.stack(grid[::-1], axis=-1).astype(np.int32)
+
+    def batch(self, arrays: PyTree, pick: jax.Array) -> Batch:
+        """Draws the batch of a seed and step."""
+        del arrays
+        return self._sample(self._task, self._key(_TRAIN, pick[0], pick[1]), self._size)._asdict()
+
+    def logits(self, params: PyTree, batch: Batch) -> tuple[jax.Array, jax.Array]:
+        """Returns logits [B, Q, V] of the queries, and a penalty of 0."""
+        logits = self._model.apply(
+            {"params": params},
+            batch["tokens"],
+            batch["addresses"],
+            segment_ids=batch["segment_ids"],
+            query_positions=batch["query_positions"],
+            method="at_queries",
+        )
+        return logits, jnp.zeros((), jnp.float32)  # type: ignore[return-value]
+
+
+def model_of(config: Mapping[str, Any], mixer: str, width: int) -> ModelConfig:
+    """The model of one mixer and width of a sweep's config.
+
+    Args:
+      config: the whole config.
+      mixer: a name, label included.
+      width: W.
+
+    Raises:
+      ValueError: a bad `model` section, or fewer classes than the task has.
+    """
+    section = {key: config["model"][key] for key in config["model"]}
+    options = section["mixer_options"]
+    own = {mixer: options[mixer]} if mixer in options else {}
+    lengths = [data["seq_len"] for data in all_data(config).values() if "seq_len" in data]
+    section |= {"mixers": (mixer,), "mixer_options": own, "width": width}
+    section |= {"max_length": max(lengths, default=section["max_length"])}
+    found, data = ModelConfig.from_dict(section), config["data"]
+    needed = classes(data)
+    if found.vocab_size < needed:
+        raise ValueError(
+            f"config model.vocab_size: found {found.vocab_size}; wanted at least {needed}, what "
+            f"data.task = {data['task']} has"
+        )
+    return found
+
+
+def build_task(config: Mapping[str, Any], mixer: str, width: int, batch_size: int) -> Task:
+    """Builds what the runs of one mixer and width are trained on.
+
+    Args:
+      config: the whole config of a sweep: `model`, `data`, and `tests`, which maps a name to the
+        keys of `data` that differ there.
+      mixer: a name, label included.
+      width: W.
+      batch_size: examples a step and run, B.
+
+    Raises:
+      ValueError: a bad section.
+    """
+    blocks = all_data(config)
+    data = blocks[MAIN_TEST]
+    model = model_of(config, mixer, width)
+    if data["task"] in SAMPLED:
+        return AddressTask(AddressModel(model), blocks, batch_size)
+    return RecallTask(LanguageModel(model), blocks, batch_size)

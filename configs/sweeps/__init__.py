@@ -1,0 +1,1 @@
+"""Grids of runs for `launch.sweep`: mixers, widths, learning rates and seeds of one experiment."""

@@ -1,0 +1,35 @@
+"""Trains a grid of runs: `python -m launch.sweep --config=configs/sweeps/NAME.py --workdir=DIR`.
+
+Runs that differ only in seed and learning rate are trained together, on one device. The same
+command continues a sweep that was stopped or killed, skips what is done, and trains what a larger
+grid adds: `--config.sweep.seeds='(0, 1, 2, 3)'`. When all is done DIR/sweep.json has every result.
+"""
+
+import json
+import logging
+
+from absl import app, flags
+from absl import logging as absl_logging
+from ml_collections import config_flags
+
+from bayesmem.train.sweep import sweep
+from launch.errors import short_errors
+
+_CONFIG = config_flags.DEFINE_config_file("config", help_string="Config file, with :VARIANT.")
+_WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the sweep.", required=True)
+flags.mark_flag_as_required("config")
+
+
+def main(argv: list[str]) -> None:
+    """Trains and prints what is done."""
+    if len(argv) > 1:
+        raise app.UsageError(f"found arguments {argv[1:]}, wanted flags only")
+    # Orbax reports every file it touches; its warnings and our own lines stay.
+    absl_logging.set_verbosity(absl_logging.WARNING)
+    logging.getLogger("bayesmem").setLevel(logging.INFO)
+    print(json.dumps(sweep(_CONFIG.value, _WORKDIR.value), indent=1))
+
+
+if __name__ == "__main__":
+    with short_errors():
+        app.run(main)

@@ -1,0 +1,75 @@
+"""Which runs a sweep has, and which are left."""
+
+import json
+
+import pytest
+
+from bayesmem.train.grid import Run, SweepSettings, done_runs, groups_left, read_results
+
+GRID = {
+    "mixers": ("gla", "gla/wide"),
+    "widths": (8, 16),
+    "learning_rates": (1e-3, 1e-2),
+    "seeds": (0, 1, 2),
+    "together": 4,
+}
+
+
+def test_runs_that_differ_in_rate_and_seed_are_trained_together():
+    groups = groups_left(SweepSettings.from_config(GRID), [])
+    assert [len(group.runs) for group in groups] == [4, 2] * 4  # 6 runs each, at most 4 at once
+    assert len({group.name for group in groups}) == len(groups)
+    for group in groups:
+        assert {(run.mixer, run.width) for run in group.runs} == {(group.mixer, group.width)}
+        assert "/" not in group.name
+    assert sum((list(group.runs) for group in groups), []) == SweepSettings.from_config(GRID).runs()
+
+
+def test_what_is_done_is_left_out_and_names_depend_on_the_runs_only():
+    settings = SweepSettings.from_config(GRID)
+    first = groups_left(settings, [])[0]
+    rest = groups_left(settings, first.runs)
+    assert not set(first.runs) & {run for group in rest for run in group.runs}
+    assert sum(len(group.runs) for group in rest) == 24 - 4
+    larger = SweepSettings.from_config(GRID | {"widths": (8, 16, 32)})
+    assert groups_left(larger, [])[0].name == first.name
+    assert groups_left(settings, settings.runs()) == []
+
+
+def test_lists_and_whole_numbers_are_taken():
+    found = SweepSettings.from_config(GRID | {"seeds": [3], "learning_rates": [1]})
+    assert found.seeds == (3,) and found.learning_rates == (1.0,)
+    assert isinstance(found.learning_rates[0], float)
+
+
+@pytest.mark.parametrize(
+    "change,message",
+    (
+        ({"mixers": ()}, "sweep.mixers: found"),
+        ({"mixers": "gla"}, "sweep.mixers: found 'gla'; wanted a tuple"),
+        ({"widths": (8, 8)}, "sweep.widths: found (8, 8)"),
+        ({"widths": (0,)}, "sweep.widths: found (0,); wanted >= 1"),
+        ({"seeds": (-1,)}, "sweep.seeds: found (-1,); wanted >= 0"),
+        ({"seeds": (True,)}, "sweep.seeds: found (True,)"),
+        ({"learning_rates": (0.0,)}, "sweep.learning_rates: found (0.0,); wanted > 0"),
+        ({"learning_rates": (float("nan"),)}, "sweep.learning_rates: found (nan,)"),
+        ({"together": 0}, "sweep.together: found 0"),
+        ({"together": 2.5}, "sweep.together: found 2.5"),
+        ({"steps": 3}, "unknown keys ['steps']"),
+    ),
+)
+def test_bad_values_are_named(change, message):
+    with pytest.raises(ValueError) as caught:
+        SweepSettings.from_config(GRID | change)
+    assert message in str(caught.value)
+
+
+def test_results_are_read_back(tmp_path):
+    folder = tmp_path / "results"
+    folder.mkdir()
+    result = {"mixer": "gla", "width": 8, "runs": [{"learning_rate": 1e-3, "seed": 2}]}
+    (folder / "a.json").write_text(json.dumps(result))
+    assert done_runs(read_results(tmp_path)) == [Run("gla", 8, 1e-3, 2)]
+    (folder / "b.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"b\.json: found no result of a sweep"):
+        read_results(tmp_path)

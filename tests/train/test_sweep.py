@@ -1,0 +1,102 @@
+"""A sweep from its config to its result files, stopped and continued too."""
+
+import json
+import signal
+
+import pytest
+
+from bayesmem.train import sweep as module
+from bayesmem.train.grid import Run, done_runs, read_results
+from bayesmem.train.sweep import ALL_RESULTS, sweep
+from tests.train.toys import sweep_config
+
+
+def stop_after(monkeypatch, checks):
+    """Lets a signal arrive when the sweep has looked for one that often."""
+    seen = [0]
+
+    def requested(self, step):
+        seen[0] += 1
+        if seen[0] == checks:
+            self.received = signal.SIGTERM
+        return self.received is not None
+
+    monkeypatch.setattr(module.StopSignal, "requested", requested)
+
+
+def test_every_run_has_a_result(tmp_path):
+    assert sweep(sweep_config(), tmp_path) == {"done": 4, "left": 0, "stopped": None}
+    (result,) = read_results(tmp_path)
+    assert done_runs([result]) == [
+        Run("linear_attention", 8, rate, seed) for rate in (1e-2, 1e-1) for seed in (0, 1)
+    ]
+    assert result["task"] == "mqar" and result["steps"] == 6 and result["commit"]
+    for run in result["runs"]:
+        assert set(run["tests"]) == {"test", "longer"}
+        assert run["tests"]["longer"]["queries"] == 12
+        assert run["curve"]["step"] == [2, 4, 6] and len(run["curve"]["loss"]) == 3
+    whole = json.loads((tmp_path / ALL_RESULTS).read_text())
+    assert whole["results"] == [result] and whole["config"]["data"]["task"] == "mqar"
+
+
+def test_a_stopped_sweep_ends_where_it_would_have(tmp_path, monkeypatch):
+    sweep(sweep_config(), tmp_path / "through")
+    with monkeypatch.context() as patched:
+        stop_after(patched, 2)
+        found = sweep(sweep_config(), tmp_path / "stopped")
+    assert found == {"done": 0, "left": 4, "stopped": "SIGTERM"}
+    assert sweep(sweep_config(), tmp_path / "stopped")["done"] == 4
+    one, two = (read_results(tmp_path / name)[0] for name in ("through", "stopped"))
+    assert one["runs"] == two["runs"]  # bit for bit, curves too
+
+
+def test_what_is_done_is_not_trained_again_and_a_grid_may_grow(tmp_path, monkeypatch):
+    sweep(sweep_config(), tmp_path)
+    kept = read_results(tmp_path)[0]
+    trained = []
+    real = module.create_runs
+    monkeypatch.setattr(
+        module, "create_runs", lambda *given: (trained.append(given[2]), real(*given))[1]
+    )
+    assert sweep(sweep_config(), tmp_path)["done"] == 4
+    assert trained == []
+    assert sweep(sweep_config(sweep__seeds=(0, 1, 2)), tmp_path)["done"] == 6
+    assert trained == [[2, 2]]
+    assert kept in read_results(tmp_path)
+
+
+def test_another_config_is_refused(tmp_path):
+    sweep(sweep_config(), tmp_path)
+    before = sorted(path for path in tmp_path.rglob("*.json"))
+    with pytest.raises(ValueError, match=r"train\.steps: 6 there, 8 asked"):
+        sweep(sweep_config(train__steps=8), tmp_path)
+    assert sorted(path for path in tmp_path.rglob("*.json")) == before
+
+
+@pytest.mark.parametrize(
+    "changes,message",
+    (
+        ({"train__grad_accumulation": 2}, "train.grad_accumulation: found 2; wanted 1"),
+        ({"train__eval_every": 10}, "train.eval_every: found 10; wanted 0"),
+        ({"mesh__tensor": 2}, "wanted one device"),
+        ({"train__batch_size": 32}, "train.batch_size: found 32; wanted at most the 16 examples"),
+        ({"sweep__mixers": ("nothing",)}, "mixer: found 'nothing'"),
+        ({"sweep__widths": (7,)}, "head_dim: width 7"),
+        ({"model__vocab_size": 5}, "model.vocab_size: found 5; wanted at least 12"),
+        ({"data__task": "text"}, "data"),
+    ),
+)
+def test_bad_configs_are_refused_before_anything_is_written(tmp_path, changes, message):
+    with pytest.raises(ValueError) as caught:
+        sweep(sweep_config(**changes), tmp_path / "new")
+    assert message in str(caught.value)
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("own", ({"length": 3}, {"seq_len": 15}, {"test_examples": 0}))
+def test_a_test_that_cannot_be_made_is_refused_as_early(tmp_path, own):
+    config = sweep_config()
+    config.tests["longer"] = own
+    with pytest.raises(ValueError, match=f"{next(iter(own))}|unknown keys"):
+        sweep(config, tmp_path / "new")
+    assert not (tmp_path / "new").exists()
