@@ -1,6 +1,9 @@
-"""The collision experiment beside the numbers printed in the paper, as a table on the terminal."""
+"""The collision experiment beside the numbers printed in the paper: on the terminal, and a page."""
 
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
+
+from bayesmem.evaluate.markdown import origins, table
 
 NOTES = (
     "rho: the paper says rho = 0.92 throughout. Its limits, overlap sweep and gains come out with "
@@ -113,14 +116,55 @@ def format_table(rows: list[Row]) -> str:
         if label and group:
             lines.append("")
         group = row.group
-        ours = "never" if row.ours is None else f"{row.ours:.5f}"
-        if isinstance(row.ours, int):
-            ours = str(row.ours)
-        difference = "" if row.difference is None else f"{row.difference:+.5f}"
-        if isinstance(row.ours, int) and row.difference is not None:
-            difference = f"{row.difference:+.0f}"
+        ours, difference = _shown(row)
         lines.append(
             f"{label:14} {row.quantity:22} {row.rho:5.2f} {row.printed:>9} {ours:>10} "
             f"{difference:>10}  {'agree' if row.matches else 'differ'}"
         )
     return "\n".join(lines)
+
+
+def markdown_section(results: Mapping[str, Any], name: str, figures: Sequence[str]) -> str:
+    """Returns the section of the results page.
+
+    Args:
+      results: what `run_collision` returns.
+      name: link to its file.
+      figures: links to its figures.
+    """
+    rows = comparison(dict(results))
+    device, versions, commit = origins([results])
+    cells = [
+        (
+            row.group,
+            row.quantity.replace("_", " "),
+            f"{row.rho:.2f}",
+            row.printed,
+            *_shown(row),
+            "yes" if row.matches else "**no**",
+        )
+        for row in rows
+    ]
+    head = ("", "quantity", "rho", "printed", "ours", "difference", "reproduced: all digits")
+    agree = f"{sum(row.matches for row in rows)} of {len(rows)} rows agree in all printed digits."
+    parts = [
+        "## Deterministic collision",
+        "Figure 3 a, b and appendix E of arXiv 2605.31163; no training, float64; "
+        f"[collision.json]({name}).",
+        f"On {device}; {versions}; commit {commit}:",
+        "```bash\npython -m launch.collision --workdir=runs/collision\n```",
+        *(f"![Deterministic collision]({link})" for link in figures),
+        table(head, cells),
+        agree,
+        "\n".join(f"- {note}" for note in NOTES),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _shown(row: Row) -> tuple[str, str]:
+    """Our number and its difference from the printed one, as text."""
+    if row.ours is None:
+        return "never", ""
+    if isinstance(row.ours, int):
+        return str(row.ours), "" if row.difference is None else f"{row.difference:+z.0f}"
+    return f"{row.ours:.5f}", "" if row.difference is None else f"{row.difference:+z.5f}"

@@ -8,16 +8,15 @@ import json
 import math
 import os
 from dataclasses import asdict, replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 
-import bayesmem
 from bayesmem.evaluate import collision
 from bayesmem.evaluate.collision import CollisionConfig
+from bayesmem.train.provenance import provenance
 
 OVERLAP = 0.92  # the paper's "high" overlap
 LOW_OVERLAP = 0.45  # its low-overlap control
@@ -34,19 +33,16 @@ def run_collision(config: CollisionConfig | None = None) -> dict[str, Any]:
       config: the setting; None for the paper's.
 
     Returns:
-      Numbers, lists and dicts only, as `results.json` stores them: config, versions, limits,
-      closed_forms, overlap_sweep, fixed_prior_sweep, never_crossing, gain_norms, end_of_boost,
-      end_of_flood, low_overlap and curves (at OVERLAP, a value for each step).
+      Numbers, lists and dicts only, as `results.json` stores them: config, device, versions,
+      commit, limits, closed_forms, overlap_sweep, fixed_prior_sweep, bayesian_zero_crossing,
+      gain_norms, end_of_boost, end_of_flood, low_overlap and curves (at OVERLAP, a value for each
+      step).
     """
     config = config or CollisionConfig()
     with jax.enable_x64(True):
         return {
             "config": asdict(config) | {"overlap": OVERLAP},
-            "versions": {
-                "bayesmem": bayesmem.__version__,
-                "jax": version("jax"),
-                "numpy": version("numpy"),
-            },
+            **provenance(),
             "limits": limits(config),
             "closed_forms": closed_forms(config),
             "overlap_sweep": overlap_sweep(config),

@@ -9,12 +9,11 @@ PEER = ("delta_rule", "fla")
 
 Row = Mapping[str, Any]
 
-_PAGE = """\
-# Speed, memory and error of the ops
+_SECTION = """\
+## Speed, memory and error of the ops
 
-Made by `python -m launch.results` from the files of `docs/results` that
-`python -m launch.bench_ops` wrote; all that is in one table took turns in one run, so ratios hold
-where absolute times do not.
+From the files that `python -m launch.bench_ops` wrote; all that is in one table took turns in one
+run, so ratios hold where absolute times do not.
 
 Columns of which a table knows nothing are left out.
 
@@ -54,15 +53,16 @@ def format_rows(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
-def results_page(files: Mapping[str, Sequence[Row]]) -> str:
-    """Returns the Markdown page of result files.
+def speed_section(files: Mapping[str, Sequence[Row]], folder: str) -> str:
+    """Returns the section of the results page on benchmark files.
 
     Args:
       files: rows by the file's name. Rows of older files may lack keys: their columns stay away.
+      folder: link to the files' folder.
     """
-    parts = [_PAGE]
+    parts = [_SECTION]
     for name, rows in sorted(files.items()):
-        parts.append(f"## [{name}](results/{name})\n")
+        parts.append(f"### [{name}]({folder}/{name})\n")
         devices = ", ".join(sorted({row["device"] for row in rows}))
         found: dict[str, str] = {}
         for row in rows:
@@ -72,7 +72,7 @@ def results_page(files: Mapping[str, Sequence[Row]]) -> str:
         for row in rows:
             tables.setdefault((*_sizes(row, "{}={}"), row["dtype"]), []).append(row)
         for (*sizes, dtype), of_shape in tables.items():
-            parts.append(f"### {', '.join(sizes)}, {dtype}\n\n{_table(of_shape)}\n")
+            parts.append(f"#### {', '.join(sizes)}, {dtype}\n\n{_table(of_shape)}\n")
     return "\n".join(parts)
 
 

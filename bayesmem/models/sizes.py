@@ -47,6 +47,12 @@ def model_sizes(config: ModelConfig) -> ModelSizes:
     return ModelSizes(total, state, active, 2 * products + memory_flops)
 
 
+def state_size(config: ModelConfig) -> int:
+    """Returns the `state` of `model_sizes` alone; it takes milliseconds."""
+    layers = range(config.num_layers)
+    return sum(_memory(config.build_mixer(layer, parent=None))[0] for layer in layers)
+
+
 def _leaves(tree) -> list:
     return jax.tree.leaves(nn.meta.unbox(tree))
 

@@ -4,7 +4,8 @@ Files of a sweep, in its workdir:
   config.json                   the config it was started with
   checkpoints/GROUP/step_N/     state of the runs that are trained together
   results/GROUP.json            what they have reached, written when they are done
-  sweep.json                    all results in one file, when the grid is done
+  sweep.json                    all results in one small file, when the grid is done: curves are
+                                thinned and numbers rounded, see `sweep_file`
 
 The same command continues it: what has a result is skipped, and what was stopped goes on from its
 newest usable checkpoint. A grid that has grown since is trained where it has grown.
@@ -40,6 +41,7 @@ from bayesmem.train.records import write_json
 from bayesmem.train.settings import SECTIONS, Settings, TrainSettings
 from bayesmem.train.step import TrainState
 from bayesmem.train.stop_signal import StopSignal
+from bayesmem.train.sweep_file import write_sweep
 from bayesmem.train.tasks import build_task, model_of
 from bayesmem.train.together import (
     StepMetrics,
@@ -93,7 +95,7 @@ def sweep(config: Mapping[str, Any], workdir: str | Path) -> dict[str, Any]:
     results, wanted = read_results(workdir), set(grid.runs())
     done = len(wanted & set(done_runs(results)))
     if done == len(wanted):
-        write_json(workdir / ALL_RESULTS, {"config": _plain(config), "results": results})
+        write_sweep(workdir / ALL_RESULTS, _plain(config), results)
     return {
         "done": done,
         "left": len(wanted) - done,
@@ -144,12 +146,13 @@ def _train_group(
     state = create_runs(task, optimizer, seeds)
     directory = workdir / CHECKPOINTS / group.name
     restored = restore_newest(directory, abstract_state(state))
-    curve: list[dict[str, Any]] = []
+    curve, begin = list[dict[str, Any]](), time.monotonic()
     if restored is not None:
         state, curve = restored.state, list(restored.loader_state["curve"])
+        begin -= restored.loader_state["seconds"]
         bar.update(int(state.step))
     advance = make_train_steps(task, optimizer, [run.learning_rate for run in group.runs])
-    test, written, begin = make_test(task), list[int](), time.monotonic()
+    test, written = make_test(task), list[int]()
     step = int(state.step)
     while step < options.steps:
         until = min(step + options.log_every - step % options.log_every, options.steps)
@@ -161,7 +164,8 @@ def _train_group(
         bar.set_postfix({"best loss": f"{best:.4f}"}, refresh=False)
         last, stopping = until == options.steps, stop.requested(until)
         if last or stopping or _crosses(step, until, options.checkpoint_every):
-            written.append(save_checkpoint(directory, state, {"curve": curve}))
+            place = {"curve": curve, "seconds": time.monotonic() - begin}
+            written.append(save_checkpoint(directory, state, place))
             written = prune(directory, written, options.keep_checkpoints)
         step = until
         if stopping and not last:

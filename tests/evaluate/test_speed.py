@@ -151,11 +151,12 @@ def test_tables():
     text = speed_table.format_rows(rows).splitlines()
     assert text[2].split()[-6:] == ["0.600", "10.0x", "4.0e-03", "-", "200.0", "50.0%"]
     assert text[4] == "  (gradients may be wrong)"
-    page = speed_table.results_page({"bench_ops_h200.json": rows})
-    assert "### B=8, T=2048, H=4, D=256, M=256, bfloat16" in page
+    page = speed_table.speed_section({"bench_ops_h200.json": rows}, "there")
+    assert "### [bench_ops_h200.json](there/bench_ops_h200.json)" in page
+    assert "#### B=8, T=2048, H=4, D=256, M=256, bfloat16" in page
     assert "gradient error |" not in page and "| note |" in page
     line = "| `kalman_memory` | pallas | fwd | 64 | 0.500 | 2.00 | 0.600 (0.500-0.700) | 10.0x |"
     assert line + " 4.0e-03 | 200 | 0 | 50.0% | - |" in page
     old = {key: x for key, x in rows[1].items() if key not in ("gpu_ms", "temp_bytes", "roofline")}
-    page = speed_table.results_page({"old.json": [old]})
+    page = speed_table.speed_section({"old.json": [old]}, "there")
     assert "| op | form | mode | chunk | wall ms | error |" in page

@@ -10,7 +10,6 @@ from bayesmem.evaluate.speed import bench_ops
 from bayesmem.evaluate.speed_inputs import KERNELS, OPS
 from bayesmem.evaluate.speed_options import Options
 from kernels_pallas.shapes import SUITES, Shape
-from launch.results import read_rows
 from tests.tolerances import tolerance
 
 ROOT = Path(__file__).parents[2]
@@ -109,15 +108,6 @@ def test_a_missing_peer_is_one_line(tmp_path):
     )
 
 
-def test_results_page_is_that_of_the_committed_files(tmp_path):
-    page = tmp_path / "RESULTS.md"
-    done = run(sys.executable, "-m", "launch.results", f"--output={page}")
-    assert done.returncode == 0, done.stderr
-    assert page.read_text() == (ROOT / "docs" / "RESULTS.md").read_text()
-    done = run(sys.executable, "-m", "launch.results", f"--results={tmp_path}")
-    assert done.returncode == 1 and "holds no *bench_ops*.json" in done.stderr
-
-
 def test_ops_and_forms_that_do_not_meet(tmp_path):
     output = tmp_path / "none.json"
     done = run(*COMMAND, "--ops=slot_memory", "--forms=chunked", f"--output={output}")
@@ -125,11 +115,3 @@ def test_ops_and_forms_that_do_not_meet(tmp_path):
         "error: --ops, --forms, --dims, --modes: no form"
     )
     assert not output.exists()
-
-
-@pytest.mark.parametrize("text", ('{"op"', "[1]", '[{"op": "a"}]', "{}", "null", "[]"))
-def test_a_results_file_that_holds_no_rows_is_named(tmp_path, text):
-    path = tmp_path / "bench_ops_bad.json"
-    path.write_text(text)
-    with pytest.raises(ValueError, match="bench_ops_bad.json: found no rows"):
-        read_rows(path)

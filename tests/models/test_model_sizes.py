@@ -5,7 +5,7 @@ import importlib
 import pytest
 
 from bayesmem.models import ModelConfig
-from bayesmem.models.sizes import model_sizes, size_table
+from bayesmem.models.sizes import model_sizes, size_table, state_size
 
 
 @pytest.mark.parametrize(
@@ -50,6 +50,7 @@ def test_numbers_of_a_small_model(mixer, options, parameters, state, flops):
     options = {mixer: {"num_heads": 2} | options}
     config = ModelConfig(**SMALL, mixers=(mixer,), mixer_options=options, tie_embeddings=True)
     assert model_sizes(config) == (parameters, state, state, flops)
+    assert state_size(config) == state
 
 
 def test_an_untied_head_is_counted_once_and_the_table_names_all():

@@ -1,0 +1,177 @@
+"""docs/RESULTS.md: every section of a folder of result files, in one order."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from bayesmem.evaluate.collision_report import comparison, markdown_section
+from bayesmem.evaluate.markdown import origins, table
+from bayesmem.evaluate.speed_table import Row, speed_section
+from bayesmem.evaluate.sweep_report import Shipped, counts, runs, sweep_section, title
+from bayesmem.evaluate.sweep_summary import Sweep, summarise
+from bayesmem.train.sweep_file import read_sweep
+
+COLLISION = "collision.json"
+_TASKS = ("collision", "random_keys", "mqar")
+_VARIANTS = ("", "base", "update", "block")
+_UNREADABLE = (ValueError, TypeError, KeyError, AttributeError, IndexError)
+
+_TOP = """\
+# Results
+
+Made by `python -m launch.report` from the result files of [{folder}]({folder}) alone.
+Experiments are those of [arXiv 2605.31163](https://arxiv.org/abs/2605.31163); what it prints stands
+beside ours, with the rule by which a claim counts as reproduced. n is the number of seeds; ± is the
+sample standard deviation over them. "failed" is a value that was not finite.
+"""
+
+
+class Files(NamedTuple):
+    """Result files by their name, of a folder.
+
+    Attributes:
+      folder: where they are.
+      collision: contents of `collision.json`; None without one.
+      sweeps: in the order of the page.
+      notes: what is said of a sweep, the text of the file of its name that ends in .md.
+      benches: rows of `launch.bench_ops`.
+    """
+
+    folder: Path
+    collision: Mapping[str, Any] | None
+    sweeps: Mapping[str, Sweep]
+    notes: Mapping[str, str]
+    benches: Mapping[str, Sequence[Row]]
+
+
+def read_files(folder: Path) -> Files:
+    """Reads all result files.
+
+    Raises:
+      FileNotFoundError: there is none.
+      ValueError: one cannot be read; names it.
+    """
+    sweeps = {path.name: _read_sweep(path) for path in sorted(folder.glob("sweep*.json"))}
+    benches = {path.name: read_rows(path) for path in sorted(folder.glob("*bench_ops*.json"))}
+    path = folder / COLLISION
+    collision = _read_collision(path) if path.is_file() else None
+    if not sweeps and not benches and collision is None:
+        raise FileNotFoundError(
+            f"--results: {folder} holds no {COLLISION}, no sweep*.json and no *bench_ops*.json"
+        )
+    names = sorted(sweeps, key=lambda name: (*_place(sweeps[name]), name))
+    notes = {name: (folder / name).with_suffix(".md") for name in names}
+    return Files(
+        folder,
+        collision,
+        {name: sweeps[name] for name in names},
+        {name: note.read_text() for name, note in notes.items() if note.is_file()},
+        benches,
+    )
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """Reads one file of `launch.bench_ops`.
+
+    Raises:
+      ValueError: it does not hold rows of the benchmark.
+    """
+    try:
+        rows = json.loads(path.read_text())
+        speed_section({path.name: rows}, "")
+    except _UNREADABLE as error:
+        raise ValueError(
+            f"{path}: found no rows of launch.bench_ops ({type(error).__name__}: {error})"
+        ) from error
+    if not rows:
+        raise ValueError(f"{path}: found no rows, wanted those of launch.bench_ops")
+    return rows
+
+
+def results_page(
+    files: Files,
+    link: Callable[[Path], str],
+    figures: Mapping[str, Sequence[Path]],
+    shipped: Shipped,
+) -> str:
+    """Returns the page.
+
+    Args:
+      files: what it is made of.
+      link: a path as the page writes it.
+      figures: name of a file to its figures; "mqar" to those of all MQAR files.
+      shipped: see `bayesmem.evaluate.sweep_command.command`.
+    """
+    folder = link(files.folder)
+    parts = [_TOP.format(folder=folder), _contents(files, folder)]
+    if files.collision is not None:
+        links = [link(path) for path in figures[COLLISION]]
+        parts.append(markdown_section(files.collision, f"{folder}/{COLLISION}", links))
+    if files.sweeps:
+        parts.append("## Learned experiments\n")
+    drawn = False
+    for name, sweep in files.sweeps.items():
+        if sweep.task == "mqar" and not drawn:
+            parts += [f"![MQAR, all forms and sizes]({link(path)})\n" for path in figures["mqar"]]
+            drawn = True
+        links = [link(path) for path in figures[name]]
+        note = files.notes.get(name, "")
+        parts.append(sweep_section(f"{folder}/{name}", sweep, links, shipped, note))
+    if files.benches:
+        parts.append(speed_section(files.benches, folder))
+    return "\n".join(parts)
+
+
+def _contents(files: Files, folder: str) -> str:
+    """The table of what was run."""
+    rows = []
+    if files.collision is not None:
+        found = comparison(dict(files.collision))
+        agree = f"{sum(row.matches for row in found)} of {len(found)} numbers"
+        device, _, commit = origins([files.collision])
+        text = "Deterministic collision"
+        rows.append((f"[{text}]({folder}/{COLLISION})", "no training", device, commit, agree))
+    for name, sweep in files.sweeps.items():
+        device, _, commit = origins(sweep.results)
+        claims = f"{counts(sweep)} claims"
+        rows.append((f"[{title(sweep)}]({folder}/{name})", runs(sweep), device, commit, claims))
+    if files.benches:
+        timings = [row for bench in files.benches.values() for row in bench]
+        devices = ", ".join(sorted({row["device"] for row in timings}))
+        what = f"{len(timings)} timings in {len(files.benches)} files"
+        rows.append(("Speed, memory and error of the ops", what, devices, "-", "-"))
+    return table(("experiment", "what was run", "device", "commit", "reproduced"), rows) + "\n"
+
+
+def _read_sweep(path: Path) -> Sweep:
+    """One sweep; all that its section needs is there."""
+    found = read_sweep(path)
+    try:
+        sweep = summarise(found)
+        sweep_section(path.name, sweep, [], lambda file, variant: {})
+    except _UNREADABLE as error:
+        raise ValueError(
+            f"{path}: found no results of launch.sweep ({type(error).__name__}: {error})"
+        ) from error
+    return sweep
+
+
+def _read_collision(path: Path) -> dict[str, Any]:
+    """The deterministic experiment."""
+    try:
+        found = json.loads(path.read_text())
+        markdown_section(found, path.name, [])
+    except _UNREADABLE as error:
+        raise ValueError(
+            f"{path}: found no results of launch.collision ({type(error).__name__}: {error})"
+        ) from error
+    return found
+
+
+def _place(sweep: Sweep) -> tuple[int, int, int]:
+    """Where a sweep's section comes: by task, form and length."""
+    length = sweep.config["data"].get("seq_len", 0)
+    return _TASKS.index(sweep.task), _VARIANTS.index(sweep.variant), length
