@@ -42,7 +42,7 @@ from bayesmem.train.settings import SECTIONS, Settings, TrainSettings
 from bayesmem.train.step import TrainState
 from bayesmem.train.stop_signal import StopSignal
 from bayesmem.train.sweep_file import write_sweep
-from bayesmem.train.tasks import build_task, model_of
+from bayesmem.train.tasks import build_task, check_model
 from bayesmem.train.together import (
     StepMetrics,
     Task,
@@ -126,7 +126,7 @@ def _check(config: Mapping[str, Any], settings: Settings, grid: SweepSettings) -
         )
     for mixer in grid.mixers:
         for width in grid.widths:
-            model_of(config, mixer, width)
+            check_model(config, mixer, width)
 
 
 def _train_group(
@@ -152,8 +152,7 @@ def _train_group(
         begin -= restored.loader_state["seconds"]
         bar.update(int(state.step))
     advance = make_train_steps(task, optimizer, [run.learning_rate for run in group.runs])
-    test, written = make_test(task), list[int]()
-    step = int(state.step)
+    written, step = list[int](), int(state.step)
     while step < options.steps:
         until = min(step + options.log_every - step % options.log_every, options.steps)
         picks = task.picks(seeds, step, until)
@@ -171,7 +170,7 @@ def _train_group(
         if stopping and not last:
             return None
     seconds = time.monotonic() - begin
-    return _result(config, group, task, state, curve, test) | {"seconds": round(seconds, 1)}
+    return _result(config, group, task, state, curve) | {"seconds": round(seconds, 1)}
 
 
 def _result(
@@ -180,10 +179,9 @@ def _result(
     task: Task,
     state: TrainState,
     curve: Sequence[Mapping[str, Any]],
-    test: Any,
 ) -> dict[str, Any]:
     """Tests the runs and returns what is stored of them."""
-    tested = {name: means_of_runs(test(state.params, rows)) for name, rows in task.tests.items()}
+    tested = {name: means_of_runs(make_test(task, name)(state.params)) for name in task.tests}
     leaves = jax.tree.leaves(state.params)
     runs = []
     for number, run in enumerate(group.runs):

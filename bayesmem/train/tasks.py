@@ -29,7 +29,7 @@ class RecallTask:
 
     Attributes:
       arrays: the rows of the train split.
-      tests: rows of the test split of each distribution.
+      tests: batches of the test split of each distribution.
     """
 
     def __init__(
@@ -84,6 +84,11 @@ class RecallTask:
         """Returns the rows of numbers [B]."""
         return jax.tree.map(lambda x: x[pick], arrays)
 
+    def test_batch(self, name: str, entry: PyTree) -> Batch:
+        """Returns the entry, which is a batch."""
+        del name
+        return entry
+
     def logits(self, params: PyTree, batch: Batch) -> tuple[jax.Array, jax.Array]:
         """Returns logits [B, Q, V] of the queries, and the penalty of layers []."""
         return logits_and_penalty(self._model, params, batch)
@@ -94,7 +99,7 @@ class AddressTask:
 
     Attributes:
       arrays: none.
-      tests: batches drawn for each distribution, from the seed of the data.
+      tests: keys of the batches of each distribution, from the seed of the data.
     """
 
     arrays: PyTree = ()
@@ -102,11 +107,15 @@ class AddressTask:
     def __init__(
         self, model: AddressModel, data: Mapping[str, Mapping[str, Any]], batch_size: int
     ) -> None:
-        """Draws the tests; arguments as of `RecallTask`."""
+        """Arguments are those of `RecallTask`."""
         own = data[MAIN_TEST]
         self._model, self._size, self._seed = model, batch_size, own["seed"]
-        self._task, self._sample = sampled_task(own), SAMPLED[own["task"]].sample
-        self.tests: Mapping[str, Batch] = {name: self._test(block) for name, block in data.items()}
+        self._sample = SAMPLED[own["task"]].sample
+        self._tasks = {name: sampled_task(block) for name, block in data.items()}
+        self.tests: Mapping[str, PyTree] = {
+            name: jax.random.split(self._key(_TEST), -(-block["test_examples"] // batch_size))
+            for name, block in data.items()
+        }
 
     def _key(self, *words: int | jax.Array) -> jax.Array:
         key = jax.random.key(self._seed)
@@ -114,18 +123,11 @@ class AddressTask:
             key = jax.random.fold_in(key, word)
         return key
 
-    def _test(self, data: Mapping[str, Any]) -> Batch:
-        task, count = sampled_task(data), -(-data["test_examples"] // self._size)
-        keys = jax.random.split(self._key(_TEST), count)
-        # One after the other: the largest sequences of all batches at once may not fit.
-        draw = functools.partial(jax.lax.map, lambda key: self._sample(task, key, self._size))
-        return jax.jit(draw)(keys)._asdict()
-
     def init(self, key: jax.Array) -> PyTree:
         """Returns the initial parameters."""
-        batch = jax.eval_shape(lambda: self._sample(self._task, self._key(), 1))
-        tokens, addresses = (jnp.zeros(x.shape, x.dtype) for x in batch[:2])
-        return self._model.init(key, tokens[:, :2], addresses[:, :2])["params"]
+        task = self._tasks[MAIN_TEST]
+        tokens, addresses = (jnp.zeros((1, 2, size)) for size in (task.features, task.dims))
+        return self._model.init(key, tokens, addresses)["params"]
 
     def picks(self, seeds: Sequence[int], start: int, stop: int) -> np.ndarray:
         """Returns seed and step [S, R, 2]."""
@@ -135,7 +137,12 @@ class AddressTask:
     def batch(self, arrays: PyTree, pick: jax.Array) -> Batch:
         """Draws the batch of a seed and step."""
         del arrays
-        return self._sample(self._task, self._key(_TRAIN, pick[0], pick[1]), self._size)._asdict()
+        key = self._key(_TRAIN, pick[0], pick[1])
+        return self._sample(self._tasks[MAIN_TEST], key, self._size)._asdict()
+
+    def test_batch(self, name: str, entry: PyTree) -> Batch:
+        """Draws the batch of a key: thousands of long rows are never there at once."""
+        return self._sample(self._tasks[name], entry, self._size)._asdict()
 
     def logits(self, params: PyTree, batch: Batch) -> tuple[jax.Array, jax.Array]:
         """Returns logits [B, Q, V] of the queries, and a penalty of 0."""
@@ -175,6 +182,16 @@ def model_of(config: Mapping[str, Any], mixer: str, width: int) -> ModelConfig:
             f"data.task = {data['task']} has"
         )
     return found
+
+
+def check_model(config: Mapping[str, Any], mixer: str, width: int) -> None:
+    """Raises ValueError where there is no model of a mixer and width; makes no parameters."""
+    model, data = model_of(config, mixer, width), all_data(config)
+    if data[MAIN_TEST]["task"] in SAMPLED:
+        task = AddressTask(AddressModel(model), data, batch_size=1)
+        jax.eval_shape(task.init, jax.random.key(0))
+    else:
+        LanguageModel(model)
 
 
 def build_task(config: Mapping[str, Any], mixer: str, width: int, batch_size: int) -> Task:

@@ -28,11 +28,11 @@ class Task(Protocol):
 
     Attributes:
       arrays: arrays that `batch` reads, passed to programs as arguments.
-      tests: name to batches [K, B, ...] on which the runs are tested.
+      tests: name to arrays [K, ...], one entry for each batch that runs are tested on.
     """
 
     arrays: PyTree
-    tests: Mapping[str, Batch]
+    tests: Mapping[str, PyTree]
 
     def init(self, key: jax.Array) -> PyTree:
         """Returns the initial parameters."""
@@ -42,6 +42,9 @@ class Task(Protocol):
 
     def batch(self, arrays: PyTree, pick: jax.Array) -> Batch:
         """Returns the batch of one run and step."""
+
+    def test_batch(self, name: str, entry: PyTree) -> Batch:
+        """Returns the batch of one entry of a test."""
 
     def logits(self, params: PyTree, batch: Batch) -> tuple[jax.Array, jax.Array]:
         """Returns logits [B, Q, V] of the batch's targets [B, Q], and the penalty of layers []."""
@@ -139,8 +142,8 @@ def make_train_steps(
     return jax.jit(steps, donate_argnums=0)
 
 
-def make_test(task: Task) -> Callable[[PyTree, Batch], Tally]:
-    """Builds the jitted `(params [R, ...], batches [K, B, ...]) -> Tally [R]`."""
+def make_test(task: Task, name: str) -> Callable[[PyTree], Tally]:
+    """Builds the jitted `(params [R, ...]) -> Tally [R]` of one test of a task."""
 
     def one(params: PyTree, batch: Batch) -> Tally:
         logits, targets = task.logits(params, batch)[0], batch["targets"]
@@ -161,16 +164,17 @@ def make_test(task: Task) -> Callable[[PyTree, Batch], Tally]:
             jnp.sum(rivalled, dtype=jnp.float32),
         )
 
-    def test(params: PyTree, batches: Batch) -> Tally:
-        def add(sums: Tally, batch: Batch):
+    def test(params: PyTree, entries: PyTree) -> Tally:
+        def add(sums: Tally, entry: PyTree):
+            batch = task.test_batch(name, entry)
             found = jax.vmap(one, in_axes=(0, None))(params, batch)
             return jax.tree.map(jnp.add, sums, found), None
 
         runs = jax.tree.leaves(params)[0].shape[0]
         zero = Tally(*[jnp.zeros(runs, jnp.float32)] * len(Tally._fields))
-        return jax.lax.scan(add, zero, batches)[0]
+        return jax.lax.scan(add, zero, entries)[0]
 
-    return jax.jit(test)
+    return lambda params: jax.jit(test)(params, task.tests[name])
 
 
 def means_of_runs(sums: Tally) -> list[dict[str, float | int | None]]:
