@@ -155,8 +155,7 @@ def sweep(
 
     Args:
         config: The base, changed in place. The runs' learning rates, seeds, widths and mixers are
-            those of `sweep`; `optimizer.learning_rate`, `seed`, `model.width` and `model.mixers`
-            are not read.
+            those of `sweep`, so the keys for one run are taken out.
         mixers: Names of mixers, each with its options in `model.mixer_options`.
         together: The most runs that are trained at once.
 
@@ -170,9 +169,14 @@ def sweep(
     grid.seeds = (0, 1, 2)  # of initial parameters and of the order of examples
     grid.together = together  # most runs of one mixer and width that are trained at once
     config.tests = ml_collections.ConfigDict()  # test to the keys of `data` that differ in it
-    config.mesh.data = 1
+    # Nothing reads these in a sweep: each run has its own, or none.
+    del config.seed, config.optimizer.learning_rate, config.mesh
+    for name in ("width", "mixers", "max_length"):
+        del config.model[name]
     for name in ("eval_every", "eval_batches", "grad_accumulation", "wandb_project"):
-        del config.train[name]  # nothing reads them in a sweep: runs are tested at their end
+        del config.train[name]
+    if "valid_examples" in config.data:
+        del config.data.valid_examples
     return config
 
 

@@ -7,6 +7,7 @@ grid adds: `--config.sweep.seeds='(0, 1, 2, 3)'`. When all is done DIR/sweep.jso
 
 import json
 import logging
+import sys
 
 from absl import app, flags
 from absl import logging as absl_logging
@@ -27,7 +28,10 @@ def main(argv: list[str]) -> None:
     # Orbax reports every file it touches; its warnings and our own lines stay.
     absl_logging.set_verbosity(absl_logging.WARNING)
     logging.getLogger("bayesmem").setLevel(logging.INFO)
-    print(json.dumps(sweep(_CONFIG.value, _WORKDIR.value), indent=1))
+    found = sweep(_CONFIG.value, _WORKDIR.value)
+    print(json.dumps(found, indent=1))
+    if found["failed"]:
+        sys.exit(1)
 
 
 if __name__ == "__main__":

@@ -150,12 +150,15 @@ def summarise(found: Mapping[str, Any]) -> Sweep:
 def best_rate(runs: Sequence[Mapping[str, Any]]) -> float:
     """Returns the learning rate whose runs end with the highest mean training accuracy.
 
-    A value that is not finite counts as 0; of equal rates the lower one is taken.
+    Only rates with the most seeds are compared. A value that is not finite counts as 0; of equal
+    rates the lower one is taken.
     """
     last: dict[float, list[float]] = {}
     for run in runs:
         last.setdefault(run["learning_rate"], []).append(run["curve"]["accuracy"][-1] or 0.0)
-    return max(sorted(last), key=lambda rate: statistics.fmean(last[rate]))
+    most = max(map(len, last.values()))
+    whole = sorted(rate for rate, found in last.items() if len(found) == most)
+    return max(whole, key=lambda rate: statistics.fmean(last[rate]))
 
 
 def _cell(

@@ -190,7 +190,8 @@ def mix_heads(
       positions: [B, T] int32, or None to count from the start of each document.
       addresses: [B, T, D], or None. Where they are given, they are the keys and the queries of
         every head in place of those made from x, for which the layer then has no parameters. They
-        are used as they are: of unit length where the recurrence asks for unit keys.
+        are used as they are: of unit length where the recurrence asks for unit keys. A recurrence
+        that rotates its keys by their positions (RetNet) rotates them too.
 
     Returns:
       y [B, T, W], zero at padding, and the state after the last valid token.

@@ -10,8 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-RESULTS = "results"
-"""Folder of the result files in a sweep's workdir, one for each set of runs trained together."""
+from bayesmem.train.records import write_json
+from bayesmem.train.workdir import RESULTS
+
+BEGUN = "runs.json"
+"""File beside a group's checkpoints that says which runs they are of."""
 
 
 class Run(NamedTuple):
@@ -116,18 +119,43 @@ class SweepSettings:
         ]
 
 
-def groups_left(settings: SweepSettings, done: Iterable[Run]) -> list[Group]:
+def mark_begun(directory: Path, group: Group) -> None:
+    """Writes which runs the checkpoints in a directory are of."""
+    directory.mkdir(parents=True, exist_ok=True)
+    write_json(directory / BEGUN, [list(run) for run in group.runs])
+
+
+def begun_groups(checkpoints: Path) -> list[Group]:
+    """Returns the groups that have checkpoints, finished or not."""
+    groups = []
+    for path in sorted(checkpoints.glob(f"*/{BEGUN}")):
+        if any(path.parent.glob("step_*")):
+            runs = tuple(Run(*run) for run in json.loads(path.read_text()))
+            groups.append(Group(runs[0].mixer, runs[0].width, runs))
+    return groups
+
+
+def groups_left(
+    settings: SweepSettings, done: Iterable[Run], begun: Iterable[Group] = ()
+) -> list[Group]:
     """Returns what is still to be trained.
 
     Args:
       settings: the grid.
       done: runs that have results.
+      begun: groups with checkpoints. Those that are wanted whole go on as they are, and first; the
+        rest of the grid is grouped anew.
     """
-    finished, waiting = set(done), dict[tuple[str, int], list[Run]]()
-    for run in settings.runs():
-        if run not in finished:
-            waiting.setdefault((run.mixer, run.width), []).append(run)
-    return [
+    waiting, left = dict[tuple[str, int], list[Run]](), list[Group]()
+    missing = dict.fromkeys(run for run in settings.runs() if run not in set(done))
+    for group in begun:
+        if len(group.runs) <= settings.together and all(run in missing for run in group.runs):
+            left.append(group)
+            for run in group.runs:
+                del missing[run]
+    for run in missing:
+        waiting.setdefault((run.mixer, run.width), []).append(run)
+    return left + [
         Group(*key, tuple(runs[start : start + settings.together]))
         for key, runs in waiting.items()
         for start in range(0, len(runs), settings.together)
@@ -159,6 +187,16 @@ def runs_of(result: Mapping[str, Any]) -> list[Run]:
         Run(result["mixer"], result["width"], run["learning_rate"], run["seed"])
         for run in result["runs"]
     ]
+
+
+def within(results: Sequence[Mapping[str, Any]], runs: Iterable[Run]) -> list[dict[str, Any]]:
+    """Returns results of these runs alone: an earlier grid may have had others."""
+    wanted, found = set(runs), []
+    for result in results:
+        pairs = zip(runs_of(result), result["runs"], strict=True)
+        kept = [own for run, own in pairs if run in wanted]
+        found += [dict(result) | {"runs": kept}] if kept else []
+    return found
 
 
 def done_runs(results: Sequence[Mapping[str, Any]]) -> list[Run]:

@@ -23,8 +23,10 @@ def provenance() -> dict[str, Any]:
 
 def _commit() -> str | None:
     """The commit of the sources that run, with "+" where tracked files differ from it."""
-    folder = Path(__file__).parent
+    folder = Path(__file__).resolve().parent
     try:
+        if Path(_git(folder, "rev-parse", "--show-toplevel")) != folder.parents[1]:
+            return None  # installed somewhere inside of another repository
         commit = _git(folder, "rev-parse", "HEAD")
         changed = _git(folder, "status", "--porcelain", "--untracked-files=no")
     except (OSError, subprocess.CalledProcessError):

@@ -13,7 +13,6 @@ newest usable checkpoint. A grid that has grown since is trained where it has gr
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import math
 import sys
@@ -28,21 +27,23 @@ from tqdm import tqdm
 
 from bayesmem.train.checkpoint import abstract_state, prune, restore_newest, save_checkpoint
 from bayesmem.train.grid import (
-    RESULTS,
     Group,
-    SweepSettings,
+    begun_groups,
     done_runs,
     groups_left,
+    mark_begun,
     read_results,
+    within,
 )
 from bayesmem.train.optimizer import make_optimizer
 from bayesmem.train.provenance import provenance
 from bayesmem.train.records import write_json
-from bayesmem.train.settings import SECTIONS, Settings, TrainSettings
+from bayesmem.train.settings import Settings
 from bayesmem.train.step import TrainState
 from bayesmem.train.stop_signal import StopSignal
+from bayesmem.train.sweep_config import checked
 from bayesmem.train.sweep_file import write_sweep
-from bayesmem.train.tasks import build_task, check_model
+from bayesmem.train.tasks import build_task
 from bayesmem.train.together import (
     StepMetrics,
     Task,
@@ -51,82 +52,58 @@ from bayesmem.train.together import (
     make_train_steps,
     means_of_runs,
 )
-from bayesmem.train.workdir import CHECKPOINTS, claim_workdir
+from bayesmem.train.workdir import CHECKPOINTS, RESULTS, as_json, claim_workdir
 
 logger = logging.getLogger(__name__)
 
 ALL_RESULTS = "sweep.json"
 
-NOT_READ = ("grad_accumulation", "eval_every", "eval_batches", "wandb_project")
-"""Keys of `train` that a sweep does not have: its runs are tested once, at their end."""
+_TOO_LARGE = "its runs at once; go on with fewer (sweep.together) or with model.remat"
 
 
 def sweep(config: Mapping[str, Any], workdir: str | Path) -> dict[str, Any]:
     """Trains and tests what is left of a grid.
 
     Args:
-      config: the sections of a training config, and `sweep` (see `grid.SweepSettings`) and `tests`
-        (name to the keys of `data` that differ there). The runs' learning rates and seeds are
-        those of `sweep`.
+      config: see `sweep_config.checked`; `tests` maps a name to the keys of `data` that differ.
       workdir: the sweep's directory.
 
     Returns:
-      `done`, how many runs have results, `left`, and `stopped`, the name of a signal or None.
+      `done`, how many runs have results; `left`; `failed`, groups for which memory was too small;
+      and `stopped`, the name of a signal or None.
 
     Raises:
-      ValueError: a key is unknown, missing or out of range, or the workdir is another sweep's.
+      ValueError: a bad config, or the workdir is another sweep's.
       NotADirectoryError: the workdir is a file.
     """
-    workdir, grid = Path(workdir), SweepSettings.from_config(config["sweep"])
-    settings = Settings.from_config({key: config[key] for key in ("seed", *SECTIONS)})
-    _check(config, settings, grid)
+    workdir, (settings, grid) = Path(workdir), checked(config)
     claim_workdir(workdir, config)
     (workdir / RESULTS).mkdir(exist_ok=True)
-    left = groups_left(grid, done_runs(read_results(workdir)))
+    begun = begun_groups(workdir / CHECKPOINTS)
+    left = groups_left(grid, done_runs(read_results(workdir)), begun)
     interval = 0.2 if sys.stderr.isatty() else 30.0
-    total = len(left) * settings.train.steps
+    total, failed = len(left) * settings.train.steps, list[str]()
     with StopSignal() as stop, tqdm(total=total, unit="step", mininterval=interval) as bar:
         for group in left:
-            bar.set_description(f"{group.mixer} W={group.width} x{len(group.runs)}")
-            result = _train_group(config, settings, group, workdir, stop, bar)
-            if result is None:
+            if stop.received is not None:
                 break
-            write_json(workdir / RESULTS / f"{group.name}.json", result)
+            bar.set_description(f"{group.mixer} W={group.width} x{len(group.runs)}")
+            try:
+                result = _train_group(config, settings, group, workdir, stop, bar)
+            except jax.errors.JaxRuntimeError as error:
+                if "RESOURCE_EXHAUSTED" not in str(error):
+                    raise
+                logger.error("%s: memory is too small for %s", group.name, _TOO_LARGE)
+                failed.append(group.name)
+                continue
+            if result is not None:
+                write_json(workdir / RESULTS / f"{group.name}.json", result)
     results, wanted = read_results(workdir), set(grid.runs())
     done = len(wanted & set(done_runs(results)))
     if done == len(wanted):
-        write_sweep(workdir / ALL_RESULTS, _plain(config), results)
-    return {
-        "done": done,
-        "left": len(wanted) - done,
-        "stopped": stop.name if stop.received is not None else None,
-    }
-
-
-def _check(config: Mapping[str, Any], settings: Settings, grid: SweepSettings) -> None:
-    """Finds what cannot be trained, before anything is written."""
-    known = ("seed", *SECTIONS, "sweep", "tests")
-    unknown = sorted(set(config) - set(known))
-    if unknown:
-        raise ValueError(f"config: found unknown keys {unknown}; wanted {', '.join(known)}")
-    for name in NOT_READ:
-        found, default = getattr(settings.train, name), getattr(TrainSettings, name)
-        if found != default:
-            raise ValueError(
-                f"config train.{name}: found {found!r}; wanted {default!r}, for a sweep has none"
-            )
-    mesh = dataclasses.astuple(settings.mesh)
-    if mesh not in ((-1, 1, 1, 1), (1, 1, 1, 1)):
-        raise ValueError(f"config mesh: found {settings.mesh}; wanted one device in a sweep")
-    rows, size = config["data"].get("train_examples", math.inf), settings.train.batch_size
-    if size > rows:
-        raise ValueError(
-            f"config train.batch_size: found {size}; wanted at most the {rows} examples of the "
-            "train split"
-        )
-    for mixer in grid.mixers:
-        for width in grid.widths:
-            check_model(config, mixer, width)
+        write_sweep(workdir / ALL_RESULTS, as_json(config), within(results, wanted))
+    stopped = stop.name if stop.received is not None else None
+    return {"done": done, "left": len(wanted) - done, "failed": failed, "stopped": stopped}
 
 
 def _train_group(
@@ -140,11 +117,10 @@ def _train_group(
     """Trains the runs of a group; returns their result, or None where it was asked to stop."""
     options, seeds = settings.train, [run.seed for run in group.runs]
     task = build_task(config, group.mixer, group.width, options.batch_size)
-    optimizer = make_optimizer(
-        dataclasses.replace(settings.optimizer, learning_rate=1.0), options.steps
-    )
+    optimizer = make_optimizer(settings.optimizer, options.steps)
     state = create_runs(task, optimizer, seeds)
     directory = workdir / CHECKPOINTS / group.name
+    mark_begun(directory, group)
     restored = restore_newest(directory, abstract_state(state))
     curve, begin = list[dict[str, Any]](), time.monotonic()
     if restored is not None:
@@ -153,10 +129,12 @@ def _train_group(
         bar.update(int(state.step))
     advance = make_train_steps(task, optimizer, [run.learning_rate for run in group.runs])
     written, step = list[int](), int(state.step)
-    while step < options.steps:
-        until = min(step + options.log_every - step % options.log_every, options.steps)
-        picks = task.picks(seeds, step, until)
+    ends = _ends(step, options.steps, options.log_every)
+    picks = task.picks(seeds, step, ends[0]) if ends else None
+    for until, following in zip(ends, [*ends[1:], None], strict=True):
         state, metrics = advance(state, task.arrays, jax.numpy.asarray(picks))
+        # While the device is at work.
+        picks = None if following is None else task.picks(seeds, until, following)
         curve.append(_curve_row(until, metrics))
         bar.update(until - step)
         best = min(filter(None, curve[-1]["loss"]), default=math.nan)
@@ -217,6 +195,11 @@ def _curve_row(step: int, metrics: StepMetrics) -> dict[str, Any]:
     }
 
 
+def _ends(step: int, steps: int, every: int) -> list[int]:
+    """Where stretches of steps end: at multiples of `every` beyond `step`, and at the last."""
+    return [*range((step // every + 1) * every, steps, every), steps] if step < steps else []
+
+
 def _crosses(before: int, after: int, every: int) -> bool:
     """Whether a multiple of `every` is in (before, after]."""
     return every > 0 and after // every > before // every
@@ -228,10 +211,3 @@ def _finite(values: Mapping[str, Any]) -> dict[str, Any]:
         key: None if isinstance(value, float) and not math.isfinite(value) else value
         for key, value in values.items()
     }
-
-
-def _plain(value: Any) -> Any:
-    """Mappings as dicts, tuples as lists."""
-    if hasattr(value, "items"):
-        return {key: _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value

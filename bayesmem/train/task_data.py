@@ -69,6 +69,8 @@ def all_data(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
       ValueError: a block that no task can be made from.
     """
     train = {key: config["data"][key] for key in config["data"]}
+    if train.get("task") == "mqar":
+        train |= {"valid_examples": 0}  # a sweep has none
     tests = {name: dict(config["tests"][name].items()) for name in config["tests"]}
     if MAIN_TEST in tests:
         raise ValueError(f"config tests: found {MAIN_TEST!r}; wanted another name, for it is there")
@@ -79,10 +81,10 @@ def all_data(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         except ValueError as error:
             place = "config data" if name == MAIN_TEST else f"config tests[{name!r}]"
             raise ValueError(f"{place}: {error}") from error
-        if data["task"] != train["task"] or classes(data) != classes(train):
+        if seen_by_model(data) != seen_by_model(train):
             raise ValueError(
-                f"config tests[{name!r}]: found {classes(data)} classes of task {data['task']!r}; "
-                f"wanted the {classes(train)} of {train['task']!r}, which the model is trained on"
+                f"config tests[{name!r}]: found task, classes and key size {seen_by_model(data)}; "
+                f"wanted {seen_by_model(train)}, which the model is trained on"
             )
     return found
 
@@ -100,6 +102,12 @@ def _check_data(data: Mapping[str, Any]) -> None:
     for name in ("train_examples", "test_examples"):
         if data[name] < 1:
             raise ValueError(f"{name}: found {data[name]}; wanted at least 1")
+
+
+def seen_by_model(data: Mapping[str, Any]) -> tuple[str, int, int | None]:
+    """What a model is made for: the task, its classes, and the size of addresses."""
+    dims = sampled_task(data).dims if data["task"] in SAMPLED else None
+    return data["task"], classes(data), dims
 
 
 def classes(data: Mapping[str, Any]) -> int:

@@ -8,6 +8,7 @@ run's seed and step.
 from __future__ import annotations
 
 import functools
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,13 +16,24 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bayesmem.data.examples import load_examples
+from bayesmem.data.examples import Examples, load_examples
 from bayesmem.models import AddressModel, LanguageModel, ModelConfig
-from bayesmem.train.losses import logits_and_penalty
+from bayesmem.train.losses import IGNORED, logits_and_penalty
 from bayesmem.train.task_data import MAIN_TEST, SAMPLED, all_data, classes, sampled_task
 from bayesmem.train.together import Batch, PyTree, Task
 
 _TRAIN, _TEST = 0, 1
+
+_ORDERS = 64  # two epochs of more runs than are trained together
+
+TEST_ROWS = 64
+"""Rows of an address task that are tested at once, whatever the batch of training."""
+
+
+@functools.lru_cache(maxsize=8)
+def _drawn(data: str, split: str) -> Examples:
+    """Rows of a `data` block, as JSON: all mixers and widths of a sweep have the same."""
+    return load_examples(json.loads(data), split)
 
 
 class RecallTask:
@@ -43,25 +55,30 @@ class RecallTask:
           batch_size: rows a step, B; at most those of the split.
         """
         self._model, self._size = model, batch_size
-        examples = load_examples(data[MAIN_TEST], "train")
+        examples = _drawn(json.dumps(data[MAIN_TEST]), "train")
         self._count = len(examples)
         rows = examples.take(np.arange(self._count))
         self.arrays: PyTree = jax.tree.map(jnp.asarray, rows)
         self.tests: Mapping[str, Batch] = {name: self._test(own) for name, own in data.items()}
-        self._order = functools.lru_cache(maxsize=256)(self._order_of)
+        self._orders: dict[tuple[int, int], np.ndarray] = {}
 
     def _test(self, data: Mapping[str, Any]) -> Batch:
-        examples = load_examples(data, "test")
+        examples = _drawn(json.dumps(data), "test")
         indices = np.arange(-(-len(examples) // self._size) * self._size)
         rows = examples.take(np.where(indices < len(examples), indices, -1))
         return {
             name: jnp.asarray(x).reshape(-1, self._size, *x.shape[1:]) for name, x in rows.items()
         }
 
-    def _order_of(self, seed: int, epoch: int) -> np.ndarray:
-        """All rows in the order of one epoch of a run."""
-        words = np.random.SeedSequence(seed, spawn_key=(epoch,))
-        return np.random.Generator(np.random.PCG64(words)).permutation(self._count)
+    def _order(self, seed: int, epoch: int) -> np.ndarray:
+        """All rows in the order of one epoch of a run; the last orders asked for are kept."""
+        if (seed, epoch) not in self._orders:
+            words = np.random.SeedSequence(seed, spawn_key=(epoch,))
+            order = np.random.Generator(np.random.PCG64(words)).permutation(self._count)
+            self._orders[seed, epoch] = order.astype(np.int32)
+            while len(self._orders) > _ORDERS:
+                del self._orders[next(iter(self._orders))]
+        return self._orders[seed, epoch]
 
     def init(self, key: jax.Array) -> PyTree:
         """Returns the initial parameters."""
@@ -113,12 +130,17 @@ class AddressTask:
         self._sample = SAMPLED[own["task"]].sample
         self._tasks = {name: sampled_task(block) for name, block in data.items()}
         self.tests: Mapping[str, PyTree] = {
-            name: jax.random.split(self._key(_TEST), -(-block["test_examples"] // batch_size))
-            for name, block in data.items()
+            name: self._test(block["seed"], block["test_examples"]) for name, block in data.items()
         }
 
-    def _key(self, *words: int | jax.Array) -> jax.Array:
-        key = jax.random.key(self._seed)
+    def _test(self, seed: int, rows: int) -> PyTree:
+        """Keys of blocks of rows, and how many rows of each block count."""
+        count = -(-rows // TEST_ROWS)
+        counted = jnp.minimum(rows - TEST_ROWS * jnp.arange(count), TEST_ROWS)
+        return jax.random.split(self._key(seed, _TEST), count), counted
+
+    def _key(self, seed: int, *words: int | jax.Array) -> jax.Array:
+        key = jax.random.key(seed)
         for word in words:
             key = jax.random.fold_in(key, word)
         return key
@@ -137,12 +159,15 @@ class AddressTask:
     def batch(self, arrays: PyTree, pick: jax.Array) -> Batch:
         """Draws the batch of a seed and step."""
         del arrays
-        key = self._key(_TRAIN, pick[0], pick[1])
+        key = self._key(self._seed, _TRAIN, pick[0], pick[1])
         return self._sample(self._tasks[MAIN_TEST], key, self._size)._asdict()
 
     def test_batch(self, name: str, entry: PyTree) -> Batch:
-        """Draws the batch of a key: thousands of long rows are never there at once."""
-        return self._sample(self._tasks[name], entry, self._size)._asdict()
+        """Draws a block of rows: thousands of long rows are never there at once."""
+        key, counted = entry
+        batch = self._sample(self._tasks[name], key, TEST_ROWS)
+        here = jnp.arange(TEST_ROWS)[:, None] < counted
+        return batch._replace(targets=jnp.where(here, batch.targets, IGNORED))._asdict()
 
     def logits(self, params: PyTree, batch: Batch) -> tuple[jax.Array, jax.Array]:
         """Returns logits [B, Q, V] of the queries, and a penalty of 0."""
@@ -171,10 +196,11 @@ def model_of(config: Mapping[str, Any], mixer: str, width: int) -> ModelConfig:
     section = {key: config["model"][key] for key in config["model"]}
     options = section["mixer_options"]
     own = {mixer: options[mixer]} if mixer in options else {}
-    lengths = [data["seq_len"] for data in all_data(config).values() if "seq_len" in data]
+    blocks = all_data(config)
+    lengths = [block["seq_len"] for block in blocks.values() if "seq_len" in block]
     section |= {"mixers": (mixer,), "mixer_options": own, "width": width}
-    section |= {"max_length": max(lengths, default=section["max_length"])}
-    found, data = ModelConfig.from_dict(section), config["data"]
+    section |= {"max_length": max(lengths)} if lengths else {}
+    found, data = ModelConfig.from_dict(section), blocks[MAIN_TEST]
     needed = classes(data)
     if found.vocab_size < needed:
         raise ValueError(

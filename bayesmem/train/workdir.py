@@ -18,6 +18,8 @@ logger = logging.getLogger(__name__)
 CONFIG = "config.json"
 CHECKPOINTS = "checkpoints"
 RESULT = "train_result.json"
+RESULTS = "results"
+"""Folder of a sweep's results, one file for each set of runs trained together."""
 
 # Keys that may differ when a run is continued: they change what is written and when, or where the
 # arrays live, not what is trained.
@@ -29,6 +31,7 @@ MAY_DIFFER = (
     "train.keep_checkpoints",
     "train.wandb_project",
     "mesh.*",
+    "model.remat",
     "sweep.*",
 )
 
@@ -51,7 +54,7 @@ def claim_workdir(workdir: Path, config: Mapping[str, Any]) -> None:
     """
     if jax.process_index() != 0:
         return
-    path, wanted = workdir / CONFIG, _as_json(config)
+    path, wanted = workdir / CONFIG, as_json(config)
     try:
         workdir.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError) as error:
@@ -64,8 +67,8 @@ def claim_workdir(workdir: Path, config: Mapping[str, Any]) -> None:
     differing = _differing(_flat(read_config(workdir)), _flat(wanted))
     if not differing:
         return
-    saved = workdir / CHECKPOINTS
-    if saved.is_dir() and any(saved.iterdir()):
+    folders = [workdir / name for name in (CHECKPOINTS, RESULTS)]
+    if any(folder.is_dir() and any(folder.iterdir()) for folder in folders):
         raise ValueError(
             "\n  ".join([f"workdir {workdir} holds a run with another config:", *differing])
             + "\nuse another --workdir, or the config the run was started with"
@@ -105,7 +108,7 @@ def _differing(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     ]
 
 
-def _as_json(value: Any) -> Any:
+def as_json(value: Any) -> Any:
     """Plain JSON values: mappings as dicts, tuples as lists."""
     if hasattr(value, "to_dict"):
         value = value.to_dict()

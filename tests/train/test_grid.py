@@ -4,7 +4,16 @@ import json
 
 import pytest
 
-from bayesmem.train.grid import Run, SweepSettings, done_runs, groups_left, read_results
+from bayesmem.train.grid import (
+    Run,
+    SweepSettings,
+    begun_groups,
+    done_runs,
+    groups_left,
+    mark_begun,
+    read_results,
+    within,
+)
 
 GRID = {
     "mixers": ("gla", "gla/wide"),
@@ -34,6 +43,25 @@ def test_what_is_done_is_left_out_and_names_depend_on_the_runs_only():
     larger = SweepSettings.from_config(GRID | {"widths": (8, 16, 32)})
     assert groups_left(larger, [])[0].name == first.name
     assert groups_left(settings, settings.runs()) == []
+
+
+def test_a_group_that_was_begun_goes_on_as_it_is(tmp_path):
+    small, large = (
+        SweepSettings.from_config(GRID | {"seeds": seeds}) for seeds in ((0, 1), (0, 1, 2))
+    )
+    begun = groups_left(small, [])[1]
+    mark_begun(tmp_path / begun.name, begun)
+    assert begun_groups(tmp_path) == []  # nothing is saved
+    (tmp_path / begun.name / "step_00000002").mkdir()
+    assert begun_groups(tmp_path) == [begun]
+    left = groups_left(large, [], [begun])
+    assert left[0] == begun
+    runs = [run for group in left for run in group.runs]
+    assert len(runs) == len(set(runs)) == 24
+    # Neither where it is done, nor where fewer runs are to be trained at once.
+    assert begun not in groups_left(large, begun.runs, [begun])
+    fewer = SweepSettings.from_config(GRID | {"together": 2})
+    assert begun not in groups_left(fewer, [], [begun])
 
 
 def test_lists_and_whole_numbers_are_taken():
@@ -70,6 +98,10 @@ def test_results_are_read_back(tmp_path):
     result = {"mixer": "gla", "width": 8, "runs": [{"learning_rate": 1e-3, "seed": 2}]}
     (folder / "a.json").write_text(json.dumps(result))
     assert done_runs(read_results(tmp_path)) == [Run("gla", 8, 1e-3, 2)]
+    more = {"learning_rate": 1e-2, "seed": 0}
+    both = [result | {"runs": [*result["runs"], more]}]
+    assert within(both, [Run("gla", 8, 1e-3, 2)]) == [result]
+    assert within(both, [Run("gla", 16, 1e-3, 2)]) == []
     (folder / "b.json").write_text("{}")
     with pytest.raises(ValueError, match=r"b\.json: found no result of a sweep"):
         read_results(tmp_path)

@@ -2,8 +2,10 @@
 
 import itertools
 import json
+import shutil
 import signal
 
+import jax
 import pytest
 
 from bayesmem.train import sweep as module
@@ -26,7 +28,7 @@ def stop_after(monkeypatch, checks):
 
 
 def test_every_run_has_a_result(tmp_path):
-    assert sweep(sweep_config(), tmp_path) == {"done": 4, "left": 0, "stopped": None}
+    assert sweep(sweep_config(), tmp_path) == {"done": 4, "left": 0, "failed": [], "stopped": None}
     (result,) = read_results(tmp_path)
     assert done_runs([result]) == [
         Run("linear_attention", 8, rate, seed) for rate in (1e-2, 1e-1) for seed in (0, 1)
@@ -48,7 +50,7 @@ def test_a_stopped_sweep_ends_where_it_would_have(tmp_path, monkeypatch):
         hours = itertools.count(0, 3600)
         patched.setattr(module.time, "monotonic", lambda: next(hours))
         found = sweep(sweep_config(), tmp_path / "stopped")
-    assert found == {"done": 0, "left": 4, "stopped": "SIGTERM"}
+    assert found == {"done": 0, "left": 4, "failed": [], "stopped": "SIGTERM"}
     assert sweep(sweep_config(), tmp_path / "stopped")["done"] == 4
     one, two = (read_results(tmp_path / name)[0] for name in ("through", "stopped"))
     assert one["runs"] == two["runs"]  # bit for bit, curves too
@@ -70,8 +72,42 @@ def test_what_is_done_is_not_trained_again_and_a_grid_may_grow(tmp_path, monkeyp
     assert kept in read_results(tmp_path)
 
 
-def test_another_config_is_refused(tmp_path):
+def test_what_was_begun_goes_on_in_a_grown_grid(tmp_path, monkeypatch):
+    with monkeypatch.context() as patched:
+        stop_after(patched, 2)
+        sweep(sweep_config(), tmp_path)
+    (saved,) = (tmp_path / "checkpoints").iterdir()
+    sizes, real = [], module.make_train_steps
+
+    def record(*given):
+        sizes.append(len(given[2]))
+        return real(*given)
+
+    monkeypatch.setattr(module, "make_train_steps", record)
+    assert sweep(sweep_config(sweep__seeds=(0, 1, 2)), tmp_path)["done"] == 6
+    assert sizes == [4, 2] and (tmp_path / "results" / f"{saved.name}.json").exists()
+
+
+def test_a_group_that_memory_has_no_room_for_does_not_stop_the_others(tmp_path, monkeypatch):
+    real, seen = module.create_runs, []
+
+    def first_fails(*given):
+        seen.append(given)
+        if len(seen) == 1:
+            raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory")
+        return real(*given)
+
+    monkeypatch.setattr(module, "create_runs", first_fails)
+    found = sweep(sweep_config(sweep__together=2), tmp_path)
+    assert found["done"] == 2 and found["left"] == 2 and len(found["failed"]) == 1
+    assert sweep(sweep_config(sweep__together=2), tmp_path)["done"] == 4
+
+
+@pytest.mark.parametrize("gone", (None, "checkpoints"))
+def test_another_config_is_refused(tmp_path, gone):
     sweep(sweep_config(), tmp_path)
+    if gone:  # results alone hold the place too
+        shutil.rmtree(tmp_path / gone)
     before = sorted(path for path in tmp_path.rglob("*.json"))
     with pytest.raises(ValueError, match=r"train\.steps: 6 there, 8 asked"):
         sweep(sweep_config(train__steps=8), tmp_path)
@@ -81,9 +117,11 @@ def test_another_config_is_refused(tmp_path):
 @pytest.mark.parametrize(
     "changes,message",
     (
-        ({"train__grad_accumulation": 2}, "train.grad_accumulation: found 2; wanted 1"),
-        ({"train__eval_every": 10}, "train.eval_every: found 10; wanted 0"),
-        ({"mesh__tensor": 2}, "wanted one device"),
+        ({"train__grad_accumulation": 2}, "train.grad_accumulation: found 2; wanted no such key"),
+        ({"train__eval_every": 10}, "train.eval_every: found 10; wanted no such key"),
+        ({"optimizer__learning_rate": 0.1}, "optimizer.learning_rate: found 0.1; wanted no such"),
+        ({"model__width": 16}, "model.width: found 16; wanted no such key in a sweep"),
+        ({"data__valid_examples": 5}, "data.valid_examples: found 5; wanted no such key"),
         ({"train__batch_size": 32}, "train.batch_size: found 32; wanted at most the 16 examples"),
         ({"sweep__mixers": ("nothing",)}, "mixer: found 'nothing'"),
         ({"sweep__widths": (7,)}, "head_dim: width 7"),

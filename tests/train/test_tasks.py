@@ -11,7 +11,7 @@ import pytest
 from bayesmem.data.collision import CollisionTask, sample_collision
 from bayesmem.train.sweep import sweep
 from bayesmem.train.task_data import MAIN_TEST
-from bayesmem.train.tasks import build_task
+from bayesmem.train.tasks import TEST_ROWS, build_task
 from configs import common
 
 
@@ -54,16 +54,20 @@ def test_a_batch_belongs_to_seed_and_step(task):
 
 
 def test_tests_have_their_own_distribution_and_no_row_of_training(task):
-    assert {name: len(keys) for name, keys in task.tests.items()} == {MAIN_TEST: 2, "long": 2}
-    main, long = (task.test_batch(name, keys[0]) for name, keys in task.tests.items())
+    entries = {name: jax.tree.map(lambda x: x[0], keys) for name, keys in task.tests.items()}
+    main, long = (task.test_batch(name, entry) for name, entry in entries.items())
     assert main["tokens"].shape[1] == CollisionTask(2, 4, 4, 1, (1, 2)).length
-    wanted = sample_collision(CollisionTask(2, 4, 4, 1, (5,)), task.tests["long"][0], 4)
+    wanted = sample_collision(CollisionTask(2, 4, 4, 1, (5,)), entries["long"][0], TEST_ROWS)
     assert (tokens(long) == np.asarray(wanted.tokens)).all()
     trained = {row.tobytes() for step in range(20) for row in tokens(
         task.batch((), jnp.asarray((0, step))))}  # fmt: skip
-    tested = {row.tobytes() for key in task.tests[MAIN_TEST] for row in tokens(
-        task.test_batch(MAIN_TEST, key))}  # fmt: skip
-    assert len(trained) == 80 and len(tested) == 8 and not trained & tested
+    tested = {row.tobytes() for row in tokens(main)}
+    assert len(trained) == 80 and len(tested) == TEST_ROWS and not trained & tested
+    # The rows asked for count, and they do not depend on the batch of training.
+    assert ((np.asarray(main["targets"]) != -100).sum(1) == [2] * 6 + [0] * (TEST_ROWS - 6)).all()
+    other = build_task(small(), "deltanet", 8, 2)
+    assert (tokens(other.test_batch(MAIN_TEST, entries[MAIN_TEST])) == tokens(main)).all()
+    assert (entries[MAIN_TEST][0] == jax.tree.map(lambda x: x[0], other.tests[MAIN_TEST])[0]).all()
 
 
 def test_logits_are_those_of_the_queries(task):
@@ -85,7 +89,7 @@ def test_margins_reach_the_results(tmp_path):
     assert values[0] == values[1]
     for run in values[0]:
         for name in (MAIN_TEST, "long"):
-            assert run["tests"][name]["queries"] == 2 * 8  # whole batches
+            assert run["tests"][name]["queries"] == 2 * 6
             assert -1 <= run["tests"][name]["margin"] <= 1
 
 
@@ -97,7 +101,9 @@ def test_margins_reach_the_results(tmp_path):
         ({"data__overlap": (0.9, 0.2)}, "overlap"),
         ({"data__test_examples": 0}, "test_examples: found 0"),
         ({"data__unread": 1}, "unknown keys ['unread']"),
-        ({"tests__long": {"labels": 6}}, "config tests['long']: found 6 classes"),
+        ({"tests__long": {"labels": 6}}, "config tests['long']: found task, classes"),
+        ({"tests__long": {"dims": 5}}, "config tests['long']: found task, classes"),
+        ({"sweep__widths": (8, 16)}, "addresses"),
         ({"tests__long": {"task": "random_keys"}}, "config tests['long']"),
         ({"model__tie_embeddings": True}, "tie_embeddings"),
         ({"model__mixer_options": {"deltanet": {"num_heads": 1}}}, "addresses"),
