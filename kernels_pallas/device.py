@@ -56,6 +56,12 @@ def _traced(x: Any) -> bool:
     return isinstance(x, jax.Array)
 
 
+def current() -> Any:
+    """The device that a call runs on where no mesh says otherwise."""
+    device = getattr(jax.config, "jax_default_device", None) or jax.devices()[0]
+    return jax.devices(device)[0] if isinstance(device, str) else device
+
+
 def missing_of_machine() -> list[str]:
     """Returns what the kernels miss of the machine, and of the mesh that is in use.
 
@@ -64,9 +70,7 @@ def missing_of_machine() -> list[str]:
     is partly cut by hand is more than XLA's partitioners promise to finish.
     """
     missing = []
-    device = getattr(jax.config, "jax_default_device", None) or jax.devices()[0]
-    device = jax.devices(device)[0] if isinstance(device, str) else device
-    found = str(getattr(device, "compute_capability", "none"))
+    found = str(getattr(current(), "compute_capability", "none"))
     if found != CAPABILITY:
         missing.append(
             f"needs a Hopper GPU (compute capability {CAPABILITY}), and {found} was found"

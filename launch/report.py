@@ -20,7 +20,9 @@ from launch.errors import short_errors
 
 _RESULTS = flags.DEFINE_string("results", "docs/results", "Folder of the result files.")
 _OUTPUT = flags.DEFINE_string("output", "docs/RESULTS.md", "The page; written anew.")
-_FIGURES = flags.DEFINE_string("figures", "docs/figures", "Folder of the figures; replaced.")
+_FIGURES = flags.DEFINE_string(
+    "figures", "docs/figures", "Folder of the figures; those drawn are written anew."
+)
 
 
 @functools.cache

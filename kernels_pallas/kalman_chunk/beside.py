@@ -16,6 +16,7 @@ from jax.custom_batching import custom_vmap
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from kernels_pallas import device
 from kernels_pallas.kalman_chunk import (
     chain,
     fwd,
@@ -45,7 +46,7 @@ def fits(dim: int, width: int, programs: int, config: Config) -> bool:
       programs: B H G.
       config: tuning values.
     """
-    known = getattr(jax.devices()[0], "core_count", None) or MULTIPROCESSORS
+    known = getattr(device.current(), "core_count", None) or MULTIPROCESSORS
     return (dim, width, config.parts) == (DIMS[-1], TEAM * BAND, 2) and 2 * programs <= known
 
 

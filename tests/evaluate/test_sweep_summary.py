@@ -28,6 +28,8 @@ def test_the_rate_is_that_of_the_best_training_not_of_the_best_test():
     runs[-1]["curve"]["accuracy"][-1] = None  # counts as 0
     assert best_rate(runs) == 1e-3
     assert best_rate(runs[:1] + runs[2:3]) == 1e-4
+    pilot = files.run_of(config, 0.9, rate=1e-2, last=1.0)  # one seed is no match for two
+    assert best_rate([*runs[:4], pilot]) == 1e-3
     equal = [files.run_of(config, 0.5, rate=rate) for rate in (1e-2, 1e-3)]
     assert best_rate(equal) == 1e-3
     (cell,) = summarise(files.sweep_of(config, files.result_of(config, "gla", runs))).cells
