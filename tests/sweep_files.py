@@ -80,9 +80,13 @@ def collision_sweep(bayesian=(0.99, 0.98, 0.97), others=0.6):
     return sweep_of(config, *results)
 
 
-def random_keys_sweep(losses):
-    """Random keys: mixer to its cross-entropy at 96, 128, 192 and 256 keys; None where failed."""
+def random_keys_sweep(losses, mixers=None):
+    """Random keys: mixer to its cross-entropy at 96, 128, 192 and 256 keys; None where failed.
+
+    `mixers` are those that there are, without it those that have losses.
+    """
     config = config_of("random_keys")
+    config["model"]["mixer_options"] = {name: {} for name in mixers or losses}
     names = ("keys_96", "keys_128", "keys_192", "keys_256")
     results = []
     for mixer, found in losses.items():

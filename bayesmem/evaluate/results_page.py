@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from bayesmem.evaluate.collision_report import comparison, markdown_section
 from bayesmem.evaluate.markdown import origins, table
 from bayesmem.evaluate.speed_table import Row, speed_section
-from bayesmem.evaluate.sweep_report import Shipped, counts, runs, sweep_section, title
+from bayesmem.evaluate.sweep_report import Shipped, counts, reduced, runs, sweep_section, title
 from bayesmem.evaluate.sweep_summary import Sweep, summarise
 from bayesmem.train.sweep_file import read_sweep
 
@@ -106,7 +106,7 @@ def results_page(
       shipped: see `bayesmem.evaluate.sweep_command.command`.
     """
     folder = link(files.folder)
-    parts = [_TOP.format(folder=folder), _contents(files, folder)]
+    parts = [_TOP.format(folder=folder), _contents(files, folder, shipped)]
     if files.collision is not None:
         links = [link(path) for path in figures[COLLISION]]
         parts.append(markdown_section(files.collision, f"{folder}/{COLLISION}", links))
@@ -125,7 +125,7 @@ def results_page(
     return "\n".join(parts)
 
 
-def _contents(files: Files, folder: str) -> str:
+def _contents(files: Files, folder: str, shipped: Shipped) -> str:
     """The table of what was run."""
     rows = []
     if files.collision is not None:
@@ -136,7 +136,7 @@ def _contents(files: Files, folder: str) -> str:
         rows.append((f"[{text}]({folder}/{COLLISION})", "no training", device, commit, agree))
     for name, sweep in files.sweeps.items():
         device, _, commit = origins(sweep.results)
-        claims = f"{counts(sweep)} claims"
+        claims = counts(sweep) + (", at a smaller size" if reduced(sweep, shipped) else "")
         rows.append((f"[{title(sweep)}]({folder}/{name})", runs(sweep), device, commit, claims))
     if files.benches:
         timings = [row for bench in files.benches.values() for row in bench]

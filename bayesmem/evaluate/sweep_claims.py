@@ -129,7 +129,8 @@ def _crowding(sweep: Sweep) -> dict[str, list[Stat]]:
 
 def _all_degrade(sweep: Sweep) -> Finding:
     losses = _crowding(sweep)
-    if any(len(found) < 2 for found in losses.values()):
+    every = set(sweep.config["model"]["mixer_options"])
+    if set(losses) < every or any(len(found) < 2 for found in losses.values()):
         return NOT_RUN
     ours = "; ".join(f"{m} {number(x[0])} to {number(x[-1])}" for m, x in losses.items())
     ends = [stat for found in losses.values() for stat in (found[0], found[-1])]

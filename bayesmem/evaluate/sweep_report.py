@@ -8,7 +8,7 @@ from typing import Any
 
 from bayesmem.evaluate.markdown import origins, table
 from bayesmem.evaluate.sweep_claims import SOURCE, number, percent, verdicts
-from bayesmem.evaluate.sweep_command import command
+from bayesmem.evaluate.sweep_command import command, origin
 from bayesmem.evaluate.sweep_summary import Cell, Sweep
 from bayesmem.train.task_data import MAIN_TEST
 
@@ -26,6 +26,19 @@ _STATE = (
 _VERDICTS = {True: "yes", False: "**no**", None: "not run"}
 
 Shipped = Callable[[str, str], Mapping[str, Any]]
+
+
+_SIZES = (
+    ("train", "steps"),
+    ("train", "batch_size"),
+    ("data", "train_examples"),
+    ("data", "test_examples"),
+    ("sweep", "seeds"),
+    ("sweep", "mixers"),
+    ("sweep", "widths"),
+    ("sweep", "learning_rates"),
+)
+"""Sections and keys that say how large a sweep is."""
 
 
 def title(sweep: Sweep) -> str:
@@ -55,6 +68,8 @@ def sweep_section(
     told = [key for key in sorted(data) if key != "task" and data[key] is not None]
     setting = ", ".join(f"{key} {_plain(data[key])}" for key in told)
     parts = [heading, f"Data: {setting}.", _budget(sweep), _made(sweep, shipped)]
+    if less := reduced(sweep, shipped):
+        parts.append(f"**Smaller than the protocol:** {less}. Verdicts are of this size.")
     parts += [f"![{title(sweep)}]({link})" for link in figures]
     if found := verdicts(sweep):
         rows = [
@@ -75,9 +90,23 @@ def sweep_section(
 
 
 def counts(sweep: Sweep) -> str:
-    """How many of the claims that were run are reproduced."""
-    holds = [finding.holds for _, finding in verdicts(sweep) if finding.holds is not None]
-    return f"{sum(holds)} of {len(holds)}" if holds else "-"
+    """How many of the claims are reproduced, and how many were not run."""
+    found = [finding.holds for _, finding in verdicts(sweep)]
+    text = f"{sum(holds is True for holds in found)} of {len(found)} claims"
+    left = found.count(None)
+    return f"{text}, {left} not run" if left else text
+
+
+def reduced(sweep: Sweep, shipped: Shipped) -> str:
+    """What of a sweep is smaller than its protocol, the shipped config; "" for nothing."""
+    file, variant, _ = origin(sweep.config)
+    wanted, less = shipped(file, variant), []
+    for section, key in _SIZES:
+        own, full = (x.get(section, {}).get(key) for x in (sweep.config, wanted))
+        sizes = [len(x) if isinstance(x, list | tuple) else x for x in (own, full)]
+        if None not in sizes and sizes[0] < sizes[1]:
+            less.append(f"{key.replace('_', ' ')} {sizes[0]:,} of {sizes[1]:,}")
+    return ", ".join(less)
 
 
 def runs(sweep: Sweep) -> str:

@@ -175,7 +175,8 @@ def read_results(folder: Path) -> list[dict[str, Any]]:
             runs_of(result)
         except (ValueError, TypeError, KeyError) as error:
             raise ValueError(
-                f"{path}: found no result of a sweep ({type(error).__name__}: {error})"
+                f"{path}: found no result of a sweep ({type(error).__name__}: {error}); without "
+                "the file its runs are tested again, from their checkpoint"
             ) from error
         found.append(result)
     return found

@@ -46,7 +46,6 @@ from bayesmem.train.sweep_file import write_sweep
 from bayesmem.train.tasks import build_task
 from bayesmem.train.together import (
     StepMetrics,
-    Task,
     create_runs,
     make_test,
     make_train_steps,
@@ -124,6 +123,7 @@ def _train_group(
     restored = restore_newest(directory, abstract_state(state))
     curve, begin = list[dict[str, Any]](), time.monotonic()
     if restored is not None:
+        logger.info("%s: continuing from step %d", group.name, restored.step)
         state, curve = restored.state, list(restored.loader_state["curve"])
         begin -= restored.loader_state["seconds"]
         bar.update(int(state.step))
@@ -131,7 +131,7 @@ def _train_group(
     written, step = list[int](), int(state.step)
     ends = _ends(step, options.steps, options.log_every)
     picks = task.picks(seeds, step, ends[0]) if ends else None
-    for until, following in zip(ends, [*ends[1:], None], strict=True):
+    for until, following in zip(ends, [*ends, None][1:], strict=True):
         state, metrics = advance(state, task.arrays, jax.numpy.asarray(picks))
         # While the device is at work.
         picks = None if following is None else task.picks(seeds, until, following)
@@ -147,19 +147,24 @@ def _train_group(
         step = until
         if stopping and not last:
             return None
-    seconds = time.monotonic() - begin
-    return _result(config, group, task, state, curve) | {"seconds": round(seconds, 1)}
+    seconds, tested = time.monotonic() - begin, {}
+    for name in task.tests:
+        if stop.received is not None:  # the last checkpoint is there: tests are all that is left
+            return None
+        bar.set_postfix({"test": name})
+        tested[name] = means_of_runs(make_test(task, name)(state.params))
+    result = _result(config, group, tested, state, curve)
+    return result | {"seconds": round(seconds, 1)}
 
 
 def _result(
     config: Mapping[str, Any],
     group: Group,
-    task: Task,
+    tested: Mapping[str, Sequence[Mapping[str, Any]]],
     state: TrainState,
     curve: Sequence[Mapping[str, Any]],
 ) -> dict[str, Any]:
-    """Tests the runs and returns what is stored of them."""
-    tested = {name: means_of_runs(make_test(task, name)(state.params)) for name in task.tests}
+    """Returns what is stored of the runs."""
     leaves = jax.tree.leaves(state.params)
     runs = []
     for number, run in enumerate(group.runs):

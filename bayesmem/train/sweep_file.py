@@ -45,7 +45,7 @@ def read_sweep(path: Path) -> dict[str, Any]:
       ValueError: it is no such file, or a run is in it twice; names it.
     """
     try:
-        found = json.loads(path.read_text())
+        found = json.loads(path.read_text(), parse_constant=_refuse)
         runs = [run for result in found["results"] for run in runs_of(result)]
         sections = {name: found["config"][name] for name in ("data", "model", "sweep", "tests")}
     except (ValueError, TypeError, KeyError) as error:
@@ -58,6 +58,11 @@ def read_sweep(path: Path) -> dict[str, Any]:
     if twice:
         raise ValueError(f"{path}: found {twice[0]} twice, wanted every run once")
     return found
+
+
+def _refuse(constant: str) -> float:
+    """JSON has no NaN and no infinities; a value that was not finite is null."""
+    raise ValueError(f"found {constant}, wanted a number or null")
 
 
 def _small(result: Mapping[str, Any]) -> dict[str, Any]:

@@ -214,8 +214,14 @@ def check_model(config: Mapping[str, Any], mixer: str, width: int) -> None:
     """Raises ValueError where there is no model of a mixer and width; makes no parameters."""
     model, data = model_of(config, mixer, width), all_data(config)
     if data[MAIN_TEST]["task"] in SAMPLED:
-        task = AddressTask(AddressModel(model), data, batch_size=1)
-        jax.eval_shape(task.init, jax.random.key(0))
+        try:
+            task = AddressTask(AddressModel(model), data, batch_size=1)
+            jax.eval_shape(task.init, jax.random.key(0))
+        except ValueError as error:
+            raise ValueError(
+                f"config sweep: mixer {mixer!r} of width {width} at addresses of data.dims = "
+                f"{data[MAIN_TEST]['dims']}, wanted heads of that size: {error}"
+            ) from error
     else:
         LanguageModel(model)
 

@@ -32,7 +32,17 @@ def test_a_section_has_numbers_claims_command_and_origin():
     assert row.endswith("| **no** |")
     assert "Margin p(B) - p(A)" in text and "-0.200 ± 0.000" in text
     assert "| flood_256 | floods 256 | 1,280 | bayesian, linear_attention, " in text
-    assert counts(summarise(files.collision_sweep((0.99, 0.98, 0.90)))) == "3 of 4"
+    assert counts(summarise(files.collision_sweep((0.99, 0.98, 0.90)))) == "3 of 4 claims"
+
+
+def test_what_is_smaller_than_the_protocol_is_said():
+    found = files.collision_sweep()
+    assert "Smaller than the protocol" not in section(found)
+    found["config"]["train"]["steps"], found["config"]["sweep"]["seeds"] = 50, [0]
+    less = "**Smaller than the protocol:** steps 50 of 2,500, seeds 1 of 3."
+    assert less in section(found)
+    none = summarise(files.mqar_of("base,64x4", {("gla", 64): 1.0}))
+    assert counts(none) == "0 of 2 claims, 2 not run"
 
 
 def test_a_missing_seed_a_failed_value_and_a_single_width_are_said():

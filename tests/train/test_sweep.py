@@ -72,6 +72,26 @@ def test_what_is_done_is_not_trained_again_and_a_grid_may_grow(tmp_path, monkeyp
     assert kept in read_results(tmp_path)
 
 
+def test_a_result_that_is_gone_is_tested_again_from_its_checkpoint(tmp_path, monkeypatch):
+    sweep(sweep_config(), tmp_path)
+    (path,) = (tmp_path / "results").iterdir()
+    kept = json.loads(path.read_text())
+    path.unlink()
+    with monkeypatch.context() as patched:  # a signal between two tests loses nothing either
+        real = module.make_test
+
+        def interrupted(*given):
+            signal.raise_signal(signal.SIGTERM)
+            return real(*given)
+
+        patched.setattr(module, "make_test", interrupted)
+        assert sweep(sweep_config(), tmp_path)["stopped"] == "SIGTERM"
+    assert not path.exists()
+    monkeypatch.setattr(module, "make_train_steps", lambda *given: pytest.fail)
+    assert sweep(sweep_config(), tmp_path)["done"] == 4
+    assert json.loads(path.read_text())["runs"] == kept["runs"]
+
+
 def test_what_was_begun_goes_on_in_a_grown_grid(tmp_path, monkeypatch):
     with monkeypatch.context() as patched:
         stop_after(patched, 2)

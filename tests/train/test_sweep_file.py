@@ -69,3 +69,10 @@ def test_a_run_that_is_there_twice_is_named(tmp_path):
     path = write(tmp_path / "sweep.json", sweep_of(config, result, result))
     with pytest.raises(ValueError, match=r"sweep\.json: found Run\(mixer='gla'.*twice"):
         read_sweep(path)
+
+
+def test_a_number_that_json_does_not_have_is_refused(tmp_path):
+    path = tmp_path / "sweep.json"
+    path.write_text('{"config": {}, "results": [NaN]}')
+    with pytest.raises(ValueError, match=r"sweep\.json: .*found NaN, wanted a number or null"):
+        read_sweep(path)

@@ -103,7 +103,7 @@ def test_margins_reach_the_results(tmp_path):
         ({"data__unread": 1}, "unknown keys ['unread']"),
         ({"tests__long": {"labels": 6}}, "config tests['long']: found task, classes"),
         ({"tests__long": {"dims": 5}}, "config tests['long']: found task, classes"),
-        ({"sweep__widths": (8, 16)}, "addresses"),
+        ({"sweep__widths": (8, 16)}, "width 16 at addresses of data.dims = 4"),
         ({"tests__long": {"task": "random_keys"}}, "config tests['long']"),
         ({"model__tie_embeddings": True}, "tie_embeddings"),
         ({"model__mixer_options": {"deltanet": {"num_heads": 1}}}, "addresses"),
