@@ -9,7 +9,7 @@ import matplotlib
 import numpy as np
 from matplotlib.figure import Figure
 
-from bayesmem.plots.training import save_figure
+from bayesmem.plots.style import save_figure
 
 _COLORS = {"write": "#D55E00", "read": "#0072B2"}  # Okabe-Ito
 _STYLE: dict[Any, Any] = {"font.size": 8, "svg.hashsalt": "access"}

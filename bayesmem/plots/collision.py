@@ -8,6 +8,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from bayesmem.plots.style import save_figure, style
+
 
 class Line(NamedTuple):
     """How a curve looks; the colours are Okabe-Ito, which colour-blind readers tell apart."""
@@ -36,14 +38,6 @@ _GAIN = {
     "B": Line("B write", "#0072B2"),
     "reset": Line("reset, any write", "#000000", ":"),
 }
-_STYLE: dict[Any, Any] = {
-    "font.size": 9,
-    "axes.titlesize": 10,
-    "axes.titlelocation": "left",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "svg.hashsalt": "collision",  # the same file for the same results
-}
 
 
 def plot_collision(results: dict[str, Any], folder: Path) -> list[Path]:
@@ -56,12 +50,8 @@ def plot_collision(results: dict[str, Any], folder: Path) -> list[Path]:
     Returns:
       The paths written.
     """
-    with matplotlib.rc_context(_STYLE):
-        figure = _draw(results)
-        paths = [folder / "collision.png", folder / "collision.svg"]
-        figure.savefig(paths[0], dpi=200)
-        figure.savefig(paths[1], metadata={"Date": None})
-    return paths
+    with matplotlib.rc_context(style("collision")):
+        return save_figure(_draw(results), folder, "collision")
 
 
 def _draw(results: dict[str, Any]) -> Figure:

@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
-from bayesmem.plots.training import save_figure
+from bayesmem.plots.style import save_figure, style
 
 
 class Look(NamedTuple):
@@ -47,14 +47,6 @@ _LOOKS = {
     "linear_attention": Look("#000000", ":", "h", "linear attention"),
     "attention": Look("#777777", "-.", "d", "softmax attention"),
 }
-_STYLE: dict[Any, Any] = {
-    "font.size": 9,
-    "axes.titlesize": 10,
-    "axes.titlelocation": "left",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "svg.hashsalt": "sweeps",  # the same file for the same results
-}
 _MEASURES = {"accuracy": "accuracy", "margin": "margin p(B) - p(A)", "loss": "cross-entropy (nats)"}
 
 
@@ -74,7 +66,7 @@ def plot_tests(sweep: Any, folder: Path, name: str) -> list[Path]:
     """
     measures = ("accuracy", "margin" if sweep.task == "collision" else "loss")
     columns = len(sweep.axes)
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(style("sweeps")):
         figure = Figure(figsize=(4.2 * columns + 1.8, 5.6), layout="constrained")
         panels = figure.subplots(2, columns, squeeze=False, sharex="col", sharey="row")
         for column, axis in enumerate(sweep.axes):
@@ -90,7 +82,7 @@ def plot_tests(sweep: Any, folder: Path, name: str) -> list[Path]:
 def plot_curves(sweep: Any, folder: Path, name: str) -> list[Path]:
     """Draws training accuracy against steps, a panel a width; arguments as of `plot_tests`."""
     widths = sweep.widths
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(style("sweeps")):
         figure, panels = _grid(len(widths))
         for panel, width in zip(panels, widths, strict=True):
             panel.set_title(f"W = {width}")
@@ -115,7 +107,7 @@ def plot_recall(sweeps: Sequence[Any], folder: Path) -> list[Path]:
     """
     paths = []
     axes = {"width": "width W", "state": "state (float32 numbers a sequence)"}
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(style("sweeps")):
         for key, label in axes.items():
             figure, panels = _grid(len(sweeps))
             for number, (panel, sweep) in enumerate(zip(panels, sweeps, strict=True)):

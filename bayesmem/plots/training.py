@@ -10,18 +10,11 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from bayesmem.plots.style import save_figure, style
 from bayesmem.train.records import METRICS, read_rows
 
 FOLDER = "figures"
 _COLORS = {"train": "#0072B2", "valid": "#D55E00", "test": "#000000"}  # Okabe-Ito
-_STYLE: dict[Any, Any] = {
-    "font.size": 9,
-    "axes.titlesize": 10,
-    "axes.titlelocation": "left",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "svg.hashsalt": "training",  # the same file for the same results
-}
 
 
 def plot_training(workdir: Path) -> list[Path]:
@@ -50,7 +43,7 @@ def plot_training(workdir: Path) -> list[Path]:
         raise ValueError(f"{path}: found no rows; wanted at least one")
     evaluation_path = workdir / "evaluation.json"
     evaluation = json.loads(evaluation_path.read_text()) if evaluation_path.is_file() else {}
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(style("training")):
         figures = {"loss": _over_steps(rows, "loss", "loss (nats a target)", evaluation)}
         label = "recall" if evaluation.get("task") == "mqar" else "accuracy"
         figures["accuracy"] = _over_steps(rows, "accuracy", label, evaluation)
@@ -105,12 +98,3 @@ def _finish(axes: Axes, x: str, y: str) -> None:
     axes.set_ylabel(y)
     axes.grid(color="0.92", linewidth=0.6)
     axes.set_axisbelow(True)
-
-
-def save_figure(figure: Figure, folder: Path, name: str) -> list[Path]:
-    """Writes a figure as `name`.png and .svg into `folder` and returns both paths."""
-    folder.mkdir(parents=True, exist_ok=True)
-    paths = [folder / f"{name}.png", folder / f"{name}.svg"]
-    figure.savefig(paths[0], dpi=200)
-    figure.savefig(paths[1], metadata={"Date": None})
-    return paths

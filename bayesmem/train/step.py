@@ -108,11 +108,8 @@ def make_train_step(
         grads = jax.tree.map(lambda g: g / jnp.maximum(sums.counted, 1.0).astype(g.dtype), grads)
         norm = optax.tree.norm(grads)
         finite = jnp.isfinite(metrics["loss"]) & jnp.isfinite(norm)
-        updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
-        stepped = (optax.apply_updates(state.params, updates), opt_state)
-        params, opt_state = jax.tree.map(
-            lambda new, old: jnp.where(finite, new, old), stepped, (state.params, state.opt_state)
-        )
+        given = state.params, state.opt_state
+        params, opt_state = update_if(finite, optimizer, grads, given)
         skipped = state.skipped + (1 - finite.astype(jnp.int32))
         metrics |= {"grad_norm": norm, "lr": schedule(state.step - state.skipped)}
         metrics["skipped"] = skipped
@@ -120,6 +117,28 @@ def make_train_step(
         return TrainState(state.step + 1, params, opt_state, rng, skipped), metrics
 
     return jax.jit(step, donate_argnums=0, out_shardings=(shardings, None))
+
+
+def update_if(
+    finite: jax.Array,
+    optimizer: optax.GradientTransformation,
+    grads: PyTree,
+    given: tuple[PyTree, optax.OptState],
+    rate: jax.Array | float = 1.0,
+) -> tuple[PyTree, optax.OptState]:
+    """Returns parameters and optimizer state after an update, or as they were.
+
+    Args:
+      finite: bool [], whether to update them.
+      optimizer: from `make_optimizer`.
+      grads: mean gradients.
+      given: parameters and optimizer state.
+      rate: factor of the update: the learning rate, where the optimizer's is 1.
+    """
+    params, opt_state = given
+    updates, after = optimizer.update(grads, opt_state, params)
+    stepped = optax.apply_updates(params, jax.tree.map(lambda u: rate * u, updates)), after
+    return jax.tree.map(lambda new, old: jnp.where(finite, new, old), stepped, given)
 
 
 def make_eval_step(model: nn.Module) -> Callable[[PyTree, Batch], LossSums]:

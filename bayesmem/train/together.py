@@ -17,7 +17,7 @@ import optax
 from flax import linen as nn
 
 from bayesmem.train.losses import IGNORED, sum_losses
-from bayesmem.train.step import TrainState
+from bayesmem.train.step import TrainState, update_if
 
 PyTree = Any
 Batch = Mapping[str, jax.Array]
@@ -119,11 +119,7 @@ def make_train_steps(
         grads = jax.tree.map(lambda g: g / count, grads)
         norm = optax.tree.norm(grads)
         finite = jnp.isfinite(sums.loss) & jnp.isfinite(norm)
-        updates, after = optimizer.update(grads, opt_state, params)
-        stepped = optax.apply_updates(params, jax.tree.map(lambda u: rate * u, updates)), after
-        params, opt_state = jax.tree.map(
-            lambda new, old: jnp.where(finite, new, old), stepped, (params, opt_state)
-        )
+        params, opt_state = update_if(finite, optimizer, grads, (params, opt_state), rate)
         metrics = StepMetrics(sums.loss / count, sums.correct / count, norm)
         return params, opt_state, skipped + (1 - finite.astype(jnp.int32)), metrics
 
