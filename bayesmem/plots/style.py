@@ -8,7 +8,7 @@ from typing import Any
 from matplotlib.figure import Figure
 
 
-def style(name: str) -> dict[str, Any]:
+def style(name: str) -> dict[Any, Any]:
     """Settings for `matplotlib.rc_context`; `name` keeps an SVG the same for the same results."""
     return {
         "font.size": 9,

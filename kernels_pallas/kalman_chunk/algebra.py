@@ -1,7 +1,7 @@
 """What the kernels compute, in plain JAX: the covariance chain, the mean chain, the reads.
 
 Kernels differ in one thing besides rounding: what is put back on the diagonal of P for it is eps of
-the prior variance there (`chain.EPS`), here eps |K B|.
+the prior variance there (`chain_chunk.EPS`), here eps |K B|.
 
 Only two things go from chunk to chunk, the covariance P and the mean M; all else is a product that
 every chunk does by itself. README.md beside this file derives the formulas; names here are its

@@ -18,7 +18,7 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from kernels_pallas import device
 from kernels_pallas.kalman_chunk import (
-    chain,
+    chain_chunk,
     fwd,
     mean,
     reads,
@@ -91,7 +91,7 @@ def _body(*refs, programs: int, groups: int):
     # Programs start in this order, so readers take no place that a chain would need.
     @pl.when(number < programs)
     def _():
-        gm = chain.Arrays(keys, rows, obs_var, first_cov, inverse, writes, cov)
+        gm = chain_chunk.Arrays(keys, rows, obs_var, first_cov, inverse, writes, cov)
         told = functools.partial(_tell, counts)
         fwd.run_program(gm, [*filtering, places, *barriers], groups, False, told)
 
@@ -107,7 +107,8 @@ def _body(*refs, programs: int, groups: int):
 def _scratch(dim: int, parts: int) -> list[Any]:
     """Shared memory, of which either side has the same two places, and the barriers of both."""
     filtering, readers = fwd.scratch_of(dim, parts), step_follow.scratch(dim, parts)
-    start = chain.Held._fields.index("finished")  # from here on things take each other's place
+    # From here on things take each other's place.
+    start = chain_chunk.Held._fields.index("finished")
     place, *barriers = filtering[start:]
     return [
         plgpu.RefUnion((filtering[:start],), (readers.large,)),

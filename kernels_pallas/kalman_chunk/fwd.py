@@ -17,7 +17,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from kernels_pallas.kalman_chunk import chain, panels, slabs, tiles, warpgroups
+from kernels_pallas.kalman_chunk import chain, chain_chunk, panels, slabs, tiles, warpgroups
 from kernels_pallas.kalman_chunk.algebra import Factors, transpose
 from kernels_pallas.kalman_chunk.chunks import DIMS, Vectors, stack
 from kernels_pallas.kalman_chunk.config import Config
@@ -25,7 +25,7 @@ from kernels_pallas.kalman_chunk.tiles import LENGTH
 
 
 def run_program(
-    gm: chain.Arrays,
+    gm: chain_chunk.Arrays,
     scratch: list[Any],
     groups: int,
     plain: bool,
@@ -51,7 +51,7 @@ def run_program(
         keys, rows, obs_var, cov, carried, joint, panel, inverse, *rest = rest
         ((finished, aged), (padded,), (writes, gain)), *barriers = rest
         share = padded.at[:, :LENGTH]
-    held = chain.Held._make(
+    held = chain_chunk.Held._make(
         (keys, rows, obs_var, cov, carried, joint, panel, inverse, finished, aged, share, writes)
         + (gain, *barriers, exchange)
     )
@@ -61,13 +61,13 @@ def run_program(
 
         @pl.when(lax.axis_index("half") == half)
         def _(half=half):
-            at = chain.Program(program, batch, place, place // groups, slab, half, plain)
+            at = chain_chunk.Program(program, batch, place, place // groups, slab, half, plain)
             chain.run(gm, held, at, None if told is None else functools.partial(told, program))
 
 
 def _chain_body(*refs, groups: int, plain: bool):
-    count = len(chain.Arrays._fields)
-    run_program(chain.Arrays(*refs[:count]), list(refs[count:]), groups, plain)
+    count = len(chain_chunk.Arrays._fields)
+    run_program(chain_chunk.Arrays(*refs[:count]), list(refs[count:]), groups, plain)
 
 
 def scratch_of(dim: int, parts: int) -> list[Any]:

@@ -14,7 +14,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from kernels_pallas.kalman_chunk import algebra, elimination, tiles
-from kernels_pallas.kalman_chunk.chain import EPS
+from kernels_pallas.kalman_chunk.chain_chunk import EPS
 from kernels_pallas.kalman_chunk.chunks import COARSE, ENTRY, FINE, NOISE, TO_END
 from kernels_pallas.kalman_chunk.elimination import STEP
 from kernels_pallas.kalman_chunk.step_tiles import (
