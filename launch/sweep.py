@@ -15,6 +15,7 @@ from ml_collections import config_flags
 
 from bayesmem.train.sweep import sweep
 from launch.errors import short_errors
+from launch.repeatable import compile_repeatably
 
 _CONFIG = config_flags.DEFINE_config_file("config", help_string="Config file, with :VARIANT.")
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the sweep.", required=True)
@@ -25,6 +26,7 @@ def main(argv: list[str]) -> None:
     """Trains and prints what is done."""
     if len(argv) > 1:
         raise app.UsageError(f"found arguments {argv[1:]}, wanted flags only")
+    compile_repeatably()
     # Orbax reports every file it touches; its warnings and our own lines stay.
     absl_logging.set_verbosity(absl_logging.WARNING)
     logging.getLogger("bayesmem").setLevel(logging.INFO)

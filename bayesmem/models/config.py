@@ -33,6 +33,8 @@ class ModelConfig:
       norm_eps: epsilon of the block's and the final RMSNorm.
       remat: whether the backward pass makes each block's activations again.
       vocab_multiple: the tables' rows are padded to a multiple of it; padded rows have no logit.
+      repeatable: whether the gradient of the embedding is summed in one order, so that a run is
+        the same every time on a GPU too: slower, and made for one device.
 
     Raises:
       ValueError: a value, or a mixer's option, does not fit; names what was found and wanted.
@@ -50,6 +52,7 @@ class ModelConfig:
     norm_eps: float = 1e-5
     remat: bool = False
     vocab_multiple: int = 1
+    repeatable: bool = False
 
     def __post_init__(self):
         """Checks the values and builds every mixer once, so that what cannot work raises here."""

@@ -25,6 +25,7 @@ from bayesmem.layers.norm import RMSNorm
 from bayesmem.layers.rotary import document_positions, next_position
 from bayesmem.layers.swiglu import SwiGLU
 from bayesmem.models.config import ModelConfig
+from bayesmem.models.rows import take_rows
 
 
 class LMState(NamedTuple):
@@ -46,11 +47,13 @@ class TokenTable(nn.Module):
       rows: number of vectors, the padded vocabulary.
       width: W.
       dtype: dtype of the vectors read and of the logits' factors.
+      repeatable: whether gradients of vectors read are summed in one order, see `models.rows`.
     """
 
     rows: int
     width: int
     dtype: Any
+    repeatable: bool = False
 
     def setup(self):
         """Makes the float32 table [rows, W]."""
@@ -59,6 +62,8 @@ class TokenTable(nn.Module):
 
     def embed(self, tokens: Tokens) -> Hidden:
         """Returns the vectors of the tokens [B, T, W]."""
+        if self.repeatable:
+            return take_rows(self.table, tokens).astype(self.dtype)
         return jnp.take(self.table, tokens, axis=0).astype(self.dtype)
 
     def scores(self, h: Float[Array, "... W"]) -> Float[Array, "... rows"]:
@@ -118,7 +123,7 @@ class LanguageModel(nn.Module):
         config = self.config
         block = nn.remat(Block) if config.remat else Block
         table = (config.padded_vocab_size, config.width, config.compute_dtype)
-        self.embedding = TokenTable(*table)
+        self.embedding = TokenTable(*table, repeatable=config.repeatable)
         self.blocks = [block(config, layer) for layer in range(config.num_layers)]
         self.final_norm = RMSNorm(config.norm_eps)
         self.head = self.embedding if config.tie_embeddings else TokenTable(*table)

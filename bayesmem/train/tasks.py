@@ -199,6 +199,7 @@ def model_of(config: Mapping[str, Any], mixer: str, width: int) -> ModelConfig:
     blocks = all_data(config)
     lengths = [block["seq_len"] for block in blocks.values() if "seq_len" in block]
     section |= {"mixers": (mixer,), "mixer_options": own, "width": width}
+    section |= {"repeatable": True}
     section |= {"max_length": max(lengths)} if lengths else {}
     found, data = ModelConfig.from_dict(section), blocks[MAIN_TEST]
     needed = classes(data)
