@@ -13,15 +13,15 @@ from jaxtyping import Array, Float, Int
 
 
 @jax.custom_vjp
-def take_rows(table: Float[Array, "V W"], rows: Int[Array, "..."]) -> Float[Array, "... W"]:
+def take_rows(table: Float[Array, "V W"], rows: Int[Array, "*N"]) -> Float[Array, "*N W"]:
     """Returns `table[rows]`; numbers beyond the table give NaN, as of `jnp.take`.
 
     Args:
       table: [V, W].
-      rows: [...] int32, numbers of rows, not negative.
+      rows: [*N] int32, numbers of rows, not negative.
 
     Returns:
-      [..., W], of the table's dtype.
+      [*N, W], of the table's dtype.
     """
     return jnp.take(table, rows, axis=0)
 

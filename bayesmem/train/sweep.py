@@ -46,8 +46,8 @@ from bayesmem.train.sweep_file import write_sweep
 from bayesmem.train.tasks import build_task
 from bayesmem.train.together import (
     StepMetrics,
+    compiled_tests,
     create_runs,
-    make_test,
     make_train_steps,
     means_of_runs,
 )
@@ -127,32 +127,33 @@ def _train_group(
         state, curve = restored.state, list(restored.loader_state["curve"])
         begin -= restored.loader_state["seconds"]
         bar.update(int(state.step))
-    advance = make_train_steps(task, optimizer, [run.learning_rate for run in group.runs])
-    written, step = list[int](), int(state.step)
-    ends = _ends(step, options.steps, options.log_every)
-    picks = task.picks(seeds, step, ends[0]) if ends else None
-    for until, following in zip(ends, [*ends, None][1:], strict=True):
-        state, metrics = advance(state, task.arrays, jax.numpy.asarray(picks))
-        # While the device is at work.
-        picks = None if following is None else task.picks(seeds, until, following)
-        curve.append(_curve_row(until, metrics))
-        bar.update(until - step)
-        best = min(filter(None, curve[-1]["loss"]), default=math.nan)
-        bar.set_postfix({"best loss": f"{best:.4f}"}, refresh=False)
-        last, stopping = until == options.steps, stop.requested(until)
-        if last or stopping or _crosses(step, until, options.checkpoint_every):
-            place = {"curve": curve, "seconds": time.monotonic() - begin}
-            written.append(save_checkpoint(directory, state, place))
-            written = prune(directory, written, options.keep_checkpoints)
-        step = until
-        if stopping and not last:
-            return None
-    seconds, tested = time.monotonic() - begin, {}
-    for name in task.tests:
-        if stop.received is not None:  # the last checkpoint is there: tests are all that is left
-            return None
-        bar.set_postfix({"test": name})
-        tested[name] = means_of_runs(make_test(task, name)(state.params))
+    with compiled_tests(task, state.params) as programs:
+        advance = make_train_steps(task, optimizer, [run.learning_rate for run in group.runs])
+        written, step = list[int](), int(state.step)
+        ends = _ends(step, options.steps, options.log_every)
+        picks = task.picks(seeds, step, ends[0]) if ends else None
+        for until, following in zip(ends, [*ends, None][1:], strict=True):
+            state, metrics = advance(state, task.arrays, jax.numpy.asarray(picks))
+            # While the device is at work.
+            picks = None if following is None else task.picks(seeds, until, following)
+            curve.append(_curve_row(until, metrics))
+            bar.update(until - step)
+            best = min(filter(None, curve[-1]["loss"]), default=math.nan)
+            bar.set_postfix({"best loss": f"{best:.4f}"}, refresh=False)
+            last, stopping = until == options.steps, stop.requested(until)
+            if last or stopping or _crosses(step, until, options.checkpoint_every):
+                place = {"curve": curve, "seconds": time.monotonic() - begin}
+                written.append(save_checkpoint(directory, state, place))
+                written = prune(directory, written, options.keep_checkpoints)
+            step = until
+            if stopping and not last:
+                return None
+        seconds, tested = time.monotonic() - begin, {}
+        for name, program in programs.items():
+            if stop.received is not None:  # the last checkpoint is there: only tests are left
+                return None
+            bar.set_postfix({"test": name})
+            tested[name] = means_of_runs(program()(state.params, task.tests[name]))
     result = _result(config, group, tested, state, curve)
     return result | {"seconds": round(seconds, 1)}
 

@@ -7,7 +7,10 @@ steps are one call of a program, so that the host is not waited for.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -20,6 +23,7 @@ from bayesmem.train.losses import IGNORED, sum_losses
 from bayesmem.train.step import TrainState, update_if
 
 PyTree = Any
+Test = Callable[[PyTree, PyTree], "Tally"]
 Batch = Mapping[str, jax.Array]
 
 
@@ -138,8 +142,8 @@ def make_train_steps(
     return jax.jit(steps, donate_argnums=0)
 
 
-def make_test(task: Task, name: str) -> Callable[[PyTree], Tally]:
-    """Builds the jitted `(params [R, ...]) -> Tally [R]` of one test of a task."""
+def make_test(task: Task, name: str) -> Any:
+    """Builds the jitted `(params [R, ...], task.tests[name]) -> Tally [R]` of one test."""
 
     def one(params: PyTree, batch: Batch) -> Tally:
         logits, targets = task.logits(params, batch)[0], batch["targets"]
@@ -171,7 +175,29 @@ def make_test(task: Task, name: str) -> Callable[[PyTree], Tally]:
         zero = Tally(*[jnp.zeros(runs, jnp.float32)] * len(Tally._fields))
         return jax.lax.scan(add, zero, entries)[0]
 
-    return lambda params: jax.jit(test)(params, task.tests[name])
+    return jax.jit(test)
+
+
+@contextlib.contextmanager
+def compiled_tests(task: Task, params: PyTree) -> Iterator[dict[str, Callable[[], Test]]]:
+    """Compiles all tests on other threads: long before they are wanted, while runs are trained.
+
+    Args:
+      task: whose tests.
+      params: [R, ...], as of those to be tested.
+
+    Yields:
+      For each test a function that waits for its program and returns it: `(params, entries)` to
+      Tally, as of `make_test`. What is not begun when the context is left is not compiled.
+    """
+    shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), params)
+    pool = ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // 2), "compile")
+    try:
+        # Traced here: settings of JAX that a caller has made for its thread are this thread's.
+        lowered = {n: make_test(task, n).lower(shapes, x) for n, x in task.tests.items()}
+        yield {name: pool.submit(program.compile).result for name, program in lowered.items()}
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
 def means_of_runs(sums: Tally) -> list[dict[str, float | int | None]]:

@@ -100,7 +100,7 @@ def steps_of(config, mixer, runs=2):
     picks = jax.eval_shape(lambda: jnp.asarray(task.picks(seeds, 0, 2)))
     advance = make_train_steps(task, optimizer, (1e-3,) * runs)
     after, metrics = jax.eval_shape(advance, state, task.arrays, picks)
-    tally = jax.eval_shape(make_test(task, MAIN_TEST), state.params)
+    tally = jax.eval_shape(make_test(task, MAIN_TEST), state.params, task.tests[MAIN_TEST])
     return state, after, metrics, tally
 
 

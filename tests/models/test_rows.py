@@ -14,7 +14,6 @@ def rng():
     return np.random.default_rng(0)
 
 
-
 @pytest.mark.parametrize("n", [1, 2, 7, 64, 100])
 def test_sums_are_numpys(rng, n):
     values, rows = rng.standard_normal((n, 3)), rng.integers(0, 5, n)

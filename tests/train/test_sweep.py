@@ -78,13 +78,13 @@ def test_a_result_that_is_gone_is_tested_again_from_its_checkpoint(tmp_path, mon
     kept = json.loads(path.read_text())
     path.unlink()
     with monkeypatch.context() as patched:  # a signal between two tests loses nothing either
-        real = module.make_test
+        real = module.means_of_runs
 
         def interrupted(*given):
             signal.raise_signal(signal.SIGTERM)
             return real(*given)
 
-        patched.setattr(module, "make_test", interrupted)
+        patched.setattr(module, "means_of_runs", interrupted)
         assert sweep(sweep_config(), tmp_path)["stopped"] == "SIGTERM"
     assert not path.exists()
     monkeypatch.setattr(module, "make_train_steps", lambda *given: pytest.fail)

@@ -86,7 +86,7 @@ def test_every_row_is_taken_once_an_epoch_in_orders_of_their_own(task):
 
 def test_tests_ask_every_query_once(task):
     state, _ = trained(task, (0, 1), (1e-2, 1e-2))
-    found = means_of_runs(make_test(task, MAIN_TEST)(state.params))
+    found = means_of_runs(make_test(task, MAIN_TEST)(state.params, task.tests[MAIN_TEST]))
     assert [row["queries"] for row in found] == [2 * 6, 2 * 6]  # 6 rows, filled up to 8
     rows = {key: x.reshape(-1, *x.shape[2:])[:6] for key, x in task.tests[MAIN_TEST].items()}
     for run, row in enumerate(found):
