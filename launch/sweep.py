@@ -13,12 +13,13 @@ from absl import app, flags
 from absl import logging as absl_logging
 from ml_collections import config_flags
 
-from bayesmem.train.sweep import sweep
+from bayesmem.train.sweep import collect, sweep
 from launch.errors import short_errors
 from launch.repeatable import compile_repeatably
 
 _CONFIG = config_flags.DEFINE_config_file("config", help_string="Config file, with :VARIANT.")
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of the sweep.", required=True)
+_COLLECT = flags.DEFINE_bool("collect", False, "Train nothing: write sweep.json of what is done.")
 flags.mark_flag_as_required("config")
 
 
@@ -30,9 +31,9 @@ def main(argv: list[str]) -> None:
     # Orbax reports every file it touches; its warnings and our own lines stay.
     absl_logging.set_verbosity(absl_logging.WARNING)
     logging.getLogger("bayesmem").setLevel(logging.INFO)
-    found = sweep(_CONFIG.value, _WORKDIR.value)
+    found = (collect if _COLLECT.value else sweep)(_CONFIG.value, _WORKDIR.value)
     print(json.dumps(found, indent=1))
-    if found["failed"]:
+    if found.get("failed"):
         sys.exit(1)
 
 

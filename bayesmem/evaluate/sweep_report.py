@@ -70,6 +70,8 @@ def sweep_section(
     parts = [heading, f"Data: {setting}.", _budget(sweep), _made(sweep, shipped)]
     if less := reduced(sweep, shipped):
         parts.append(f"**Smaller than the protocol:** {less}. Verdicts are of this size.")
+    if absent := unfinished(sweep):
+        parts.append(f"**Not finished:** without a result are {absent}.")
     parts += [f"![{title(sweep)}]({link})" for link in figures]
     if found := verdicts(sweep):
         rows = [
@@ -107,6 +109,17 @@ def reduced(sweep: Sweep, shipped: Shipped) -> str:
         if None not in sizes and sizes[0] < sizes[1]:
             less.append(f"{key.replace('_', ' ')} {sizes[0]:,} of {sizes[1]:,}")
     return ", ".join(less)
+
+
+def unfinished(sweep: Sweep) -> str:
+    """Mixers and widths of the grid that have no result; "" for none."""
+    grid, left = sweep.config["sweep"], []
+    for mixer in grid["mixers"]:
+        widths = [width for width in grid["widths"] if sweep.cell(mixer, width) is None]
+        if widths:
+            every = len(widths) == len(grid["widths"])
+            left.append(f"`{mixer}`" + ("" if every else f" W={_plain(widths)}"))
+    return ", ".join(left)
 
 
 def runs(sweep: Sweep) -> str:

@@ -4,11 +4,12 @@ Files of a sweep, in its workdir:
   config.json                   the config it was started with
   checkpoints/GROUP/step_N/     state of the runs that are trained together
   results/GROUP.json            what they have reached, written when they are done
-  sweep.json                    all results in one small file, when the grid is done: curves are
-                                thinned and numbers rounded, see `sweep_file`
+  sweep.json                    all results of the grid in one small file: curves are thinned and
+                                numbers rounded, see `sweep_file`
 
 The same command continues it: what has a result is skipped, and what was stopped goes on from its
-newest usable checkpoint. A grid that has grown since is trained where it has grown.
+newest usable checkpoint. A grid that has grown since is trained where it has grown. Processes may
+share a workdir, each with mixers or widths of its own; `collect` then puts their results together.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from tqdm import tqdm
 from bayesmem.train.checkpoint import abstract_state, prune, restore_newest, save_checkpoint
 from bayesmem.train.grid import (
     Group,
+    SweepSettings,
     begun_groups,
     done_runs,
     groups_left,
@@ -51,7 +53,7 @@ from bayesmem.train.together import (
     make_train_steps,
     means_of_runs,
 )
-from bayesmem.train.workdir import CHECKPOINTS, RESULTS, as_json, claim_workdir
+from bayesmem.train.workdir import CHECKPOINTS, RESULTS, as_json, claim_workdir, read_config
 
 logger = logging.getLogger(__name__)
 
@@ -97,12 +99,40 @@ def sweep(config: Mapping[str, Any], workdir: str | Path) -> dict[str, Any]:
                 continue
             if result is not None:
                 write_json(workdir / RESULTS / f"{group.name}.json", result)
+    stopped = stop.name if stop.received is not None else None
+    return _write_all(config, grid, workdir) | {"failed": failed, "stopped": stopped}
+
+
+def collect(config: Mapping[str, Any], workdir: str | Path) -> dict[str, int]:
+    """Writes sweep.json of what is done, and trains nothing.
+
+    Args:
+      config: see `sweep`.
+      workdir: the sweep's directory.
+
+    Returns:
+      `done` and `left`, as of `sweep`.
+
+    Raises:
+      ValueError: a bad config, or the workdir is another sweep's, or has no result of the grid.
+      FileNotFoundError: there is no sweep.
+    """
+    workdir, (_, grid) = Path(workdir), checked(config)
+    read_config(workdir)  # raises before the directory is made
+    claim_workdir(workdir, config)
+    found = _write_all(config, grid, workdir)
+    if not found["done"]:
+        raise ValueError(f"workdir {workdir}: found no result of the grid, wanted one at least")
+    return found
+
+
+def _write_all(config: Mapping[str, Any], grid: SweepSettings, workdir: Path) -> dict[str, int]:
+    """Writes sweep.json where there are results of the grid; counts its runs."""
     results, wanted = read_results(workdir), set(grid.runs())
     done = len(wanted & set(done_runs(results)))
-    if done == len(wanted):
+    if done:
         write_sweep(workdir / ALL_RESULTS, as_json(config), within(results, wanted))
-    stopped = stop.name if stop.received is not None else None
-    return {"done": done, "left": len(wanted) - done, "failed": failed, "stopped": stopped}
+    return {"done": done, "left": len(wanted) - done}
 
 
 def _train_group(

@@ -45,6 +45,14 @@ def test_what_is_smaller_than_the_protocol_is_said():
     assert counts(none) == "0 of 2 claims, 2 not run"
 
 
+def test_what_of_the_grid_has_no_result_is_said():
+    cells = {("bayesian", 128): 0.9, ("bayesian", 256): 0.9, ("gla", 128): 0.5}
+    found = files.mqar_of("update,64x4", cells)
+    assert "Not finished" not in section(files.collision_sweep())
+    found["config"]["sweep"] |= {"mixers": ["bayesian", "gla", "kda"], "widths": [128, 256]}
+    assert "**Not finished:** without a result are `gla` W=256, `kda`." in section(found)
+
+
 def test_a_missing_seed_a_failed_value_and_a_single_width_are_said():
     found = files.mqar_of("update,64x4", {("bayesian", 128): 0.9, ("gla", 128): 0.5}, seeds=(0, 1))
     found["config"]["sweep"]["seeds"] = [0, 1, 2]

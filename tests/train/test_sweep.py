@@ -10,7 +10,7 @@ import pytest
 
 from bayesmem.train import sweep as module
 from bayesmem.train.grid import Run, done_runs, read_results
-from bayesmem.train.sweep import ALL_RESULTS, sweep
+from bayesmem.train.sweep import ALL_RESULTS, collect, sweep
 from tests.train.toys import sweep_config
 
 
@@ -163,3 +163,28 @@ def test_a_test_that_cannot_be_made_is_refused_as_early(tmp_path, own):
     with pytest.raises(ValueError, match=f"{next(iter(own))}|unknown keys"):
         sweep(config, tmp_path / "new")
     assert not (tmp_path / "new").exists()
+
+
+def test_parts_of_a_grid_in_one_workdir_are_collected(tmp_path, monkeypatch):
+    for seed in (1, 0):
+        sweep(sweep_config(sweep__seeds=(seed,)), tmp_path)
+    assert len(json.loads((tmp_path / ALL_RESULTS).read_text())["results"]) == 1  # the last part
+    monkeypatch.setattr(module, "create_runs", lambda *given: pytest.fail())
+    whole = sweep_config(sweep__seeds=(0, 1, 2))
+    assert collect(whole, tmp_path) == {"done": 4, "left": 2}
+    found = json.loads((tmp_path / ALL_RESULTS).read_text())
+    assert len(done_runs(found["results"])) == 4
+    assert found["config"]["sweep"]["seeds"] == [0, 1, 2]
+
+
+def test_nothing_is_collected_where_nothing_is(tmp_path):
+    with pytest.raises(FileNotFoundError, match="wanted a training run"):
+        collect(sweep_config(), tmp_path / "absent")
+    assert not (tmp_path / "absent").exists()
+    sweep(sweep_config(), tmp_path)
+    before = (tmp_path / ALL_RESULTS).read_text()
+    with pytest.raises(ValueError, match="found no result of the grid"):
+        collect(sweep_config(sweep__seeds=(7,)), tmp_path)
+    with pytest.raises(ValueError, match="another config"):
+        collect(sweep_config(train__steps=5), tmp_path)
+    assert (tmp_path / ALL_RESULTS).read_text() == before
