@@ -71,7 +71,7 @@ def sweep_section(
     if less := reduced(sweep, shipped):
         parts.append(f"**Smaller than the protocol:** {less}. Verdicts are of this size.")
     if absent := unfinished(sweep):
-        parts.append(f"**Not finished:** without a result are {absent}.")
+        parts.append(f"**Not finished:** no result yet of {absent}.")
     parts += [f"![{title(sweep)}]({link})" for link in figures]
     if found := verdicts(sweep):
         rows = [
@@ -138,6 +138,7 @@ def _budget(sweep: Sweep) -> str:
     data, first = sweep.config["data"], sweep.results[0]
     steps = _plain(sorted({result["steps"] for result in sweep.results}))
     text = f"{runs(sweep)}. Each: {steps} steps of {first['batch_size']} sequences"
+    text += f", activations in {sweep.config['model']['dtype']}"
     if "train_examples" in data:
         epochs = first["steps"] * first["batch_size"] / data["train_examples"]
         text += f", {epochs:.3g} epochs of {data['train_examples']:,} rows"

@@ -6,6 +6,7 @@ with bars or bands of one standard deviation.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -163,8 +164,22 @@ def _against(panel: Axes, sweep: Any, key: str) -> None:
         panel.set_xticks(sweep.widths, [str(width) for width in sweep.widths])
         panel.minorticks_off()
     else:
-        panel.set_xscale("log")
+        states = [cell.state for cell in sweep.cells]
+        first, last = math.floor(math.log2(min(states))), math.ceil(math.log2(max(states)))
+        powers = [2**power for power in range(first, last + 1)]
+        panel.set_xscale("log", base=2)
+        panel.set_xlim(powers[0] / 1.3, powers[-1] * 1.3)
+        panel.set_xticks(powers, [_count(x) for x in powers])
+        panel.minorticks_off()
     panel.set_ylim(-0.02, 1.02)
+
+
+def _count(power: int) -> str:
+    """A power of two in short: 512, 16K, 2M."""
+    for size, letter in ((2**20, "M"), (2**10, "K")):
+        if power >= size:
+            return f"{power // size}{letter}"
+    return str(power)
 
 
 def _bars(panel: Axes, at: Sequence[float], stats: Sequence[Any], look: Look) -> None:

@@ -23,7 +23,8 @@ def test_a_section_has_numbers_claims_command_and_origin():
     text = section(files.collision_sweep((0.99, 0.98, 0.90)))
     assert "### Learned collision" in text and "![Learned collision](figures/x.svg)" in text
     assert "On some device; jax 1.2.3; commit 0123456789 with changes:" in text
-    assert "15 runs: 5 mixers" in text and "2500 steps of 256 sequences" in text
+    assert "15 runs: 5 mixers" in text and "activations in float32" in text
+    assert "2500 steps of 256 sequences" in text
     line = "python -m launch.sweep --config=configs/sweeps/collision.py --workdir=runs/collision"
     assert f"```bash\n{line}\n```" in text
     assert "| `bayesian` | 12,345 | 0.0003 | 3 | 99.0 ± 1.0 | 99.0 ± 1.0 | 99.0 ± 1.0 |" in text
@@ -50,7 +51,7 @@ def test_what_of_the_grid_has_no_result_is_said():
     found = files.mqar_of("update,64x4", cells)
     assert "Not finished" not in section(files.collision_sweep())
     found["config"]["sweep"] |= {"mixers": ["bayesian", "gla", "kda"], "widths": [128, 256]}
-    assert "**Not finished:** without a result are `gla` W=256, `kda`." in section(found)
+    assert "**Not finished:** no result yet of `gla` W=256, `kda`." in section(found)
 
 
 def test_a_missing_seed_a_failed_value_and_a_single_width_are_said():
