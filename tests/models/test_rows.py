@@ -7,6 +7,7 @@ import pytest
 
 from bayesmem.models import LanguageModel, ModelConfig
 from bayesmem.models.rows import sum_rows, take_rows
+from tests.tolerances import assert_close
 
 
 @pytest.fixture
@@ -20,7 +21,7 @@ def test_sums_are_numpys(rng, n):
     wanted = np.zeros((6, 3))
     np.add.at(wanted, rows, values)
     found = sum_rows(jnp.asarray(values, jnp.float32), jnp.asarray(rows), 6)
-    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
+    assert_close(found, wanted, jnp.float32, length=n)
 
 
 def test_rows_beyond_the_table_are_left_out():
@@ -46,7 +47,7 @@ def test_gradient_is_that_of_an_indexed_read(rng):
     for run in (lambda f: f, lambda f: jax.vmap(f, in_axes=(None, 0, 0))):
         own = run(jax.grad(lambda *x: loss(take_rows, *x)))(table, rows, weight)
         plain = run(jax.grad(lambda *x: loss(lambda t, r: t[r], *x)))(table, rows, weight)
-        np.testing.assert_allclose(own, plain, rtol=1e-5, atol=1e-5)
+        assert_close(own, plain, jnp.float32, "gradient")
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -63,4 +64,4 @@ def test_model_is_the_same_function(rng, tied):
             return jnp.sum(jax.nn.log_softmax(model.apply(params, tokens)[0])[..., 3])
 
         grads.append(jax.grad(loss)(params))
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), *grads)
+    jax.tree.map(lambda a, b: assert_close(a, b, jnp.float32, "gradient"), *grads)
