@@ -77,6 +77,8 @@ def base(data: ml_collections.ConfigDict, vocab_size: int) -> ml_collections.Con
     model.dtype = "float32"  # of activations: "float32" or "bfloat16"; states stay float32
     model.norm_eps = 1e-5  # epsilon of every RMSNorm of the residual stream
     model.remat = False  # recompute blocks in the backward pass: less memory, more time
+    model.remat_saves = "nothing"  # of a block all the same: "nothing", "projections", "products"
+    model.scan_layers = False  # compile one turn of the mixers, run it for all: for deep models
     model.vocab_multiple = 64  # embedding rows are padded to a multiple; logits are cut again
 
     config.data = data
@@ -95,6 +97,8 @@ def base(data: ml_collections.ConfigDict, vocab_size: int) -> ml_collections.Con
     train.steps = 300  # batches to train on
     train.batch_size = 16  # examples a step, over all devices and microbatches
     train.grad_accumulation = 1  # microbatches a step; divides batch_size
+    train.loss_tokens = 0  # tokens of each row whose logits are held at once; 0: all
+    train.z_loss = 0.0  # weight of the squared log normaliser in what is descended
     train.log_every = 10  # steps between two training rows of metrics.jsonl
     train.eval_every = 100  # steps between two evaluations on the valid split; 0: at the end
     train.eval_batches = 20  # batches of one such evaluation
@@ -173,7 +177,14 @@ def sweep(
     del config.seed, config.optimizer.learning_rate, config.mesh
     for name in ("width", "mixers", "max_length"):
         del config.model[name]
-    for name in ("eval_every", "eval_batches", "grad_accumulation", "wandb_project"):
+    for name in (
+        "eval_every",
+        "eval_batches",
+        "grad_accumulation",
+        "loss_tokens",
+        "wandb_project",
+        "z_loss",
+    ):
         del config.train[name]
     if "valid_examples" in config.data:
         del config.data.valid_examples

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from bayesmem.data.text import DOCUMENT_END, encode
-from bayesmem.models.config import ModelConfig
+from bayesmem.models import LanguageModel, ModelConfig, unroll_params
 from bayesmem.train.checkpoint import restore_params
 from bayesmem.train.parts import build_model
 from bayesmem.train.settings import MeshSettings
@@ -68,6 +69,9 @@ def trace_workdir(workdir: Path, text: str | bytes) -> list[AccessTrace]:
     layers = _ramnet_layers(wanted)
     mesh = make_mesh(MeshSettings())
     _, params = restore_params(workdir / CHECKPOINTS, abstract_params(model, mesh))
+    if wanted.scan_layers:
+        model = LanguageModel(dataclasses.replace(wanted, scan_layers=False))
+        params = unroll_params(params)
     run = jax.jit(lambda p, t: model.apply({"params": p}, t, mutable=["intermediates"])[1])
     sown = run(params, jnp.asarray(tokens)[None])["intermediates"]
     return [_trace(layer, mixer, sown[f"blocks_{layer}"]["mixer"]) for layer, mixer in layers]

@@ -3,6 +3,14 @@
 from bayesmem.models.address_model import AddressModel
 from bayesmem.models.config import ModelConfig
 from bayesmem.models.language_model import LanguageModel, LMState
-from bayesmem.models.parameters import parameter_counts
+from bayesmem.models.parameters import parameter_counts, stack_params, unroll_params
 
-__all__ = ["AddressModel", "LMState", "LanguageModel", "ModelConfig", "parameter_counts"]
+__all__ = [
+    "AddressModel",
+    "LMState",
+    "LanguageModel",
+    "ModelConfig",
+    "parameter_counts",
+    "stack_params",
+    "unroll_params",
+]

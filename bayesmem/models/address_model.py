@@ -8,8 +8,8 @@ from bayesmem.array_types import Addresses, Hidden, Logits, SegmentIds
 from bayesmem.layers.interface import check_per_token, check_vectors, mask_padding
 from bayesmem.layers.linear import linear
 from bayesmem.layers.norm import RMSNorm
+from bayesmem.models.blocks import TokenTable, make_blocks
 from bayesmem.models.config import ModelConfig
-from bayesmem.models.language_model import Block, TokenTable
 
 
 class AddressModel(nn.Module):
@@ -27,8 +27,10 @@ class AddressModel(nn.Module):
     config: ModelConfig
 
     def __post_init__(self):
-        """Checks that there is no embedding to be tied."""
+        """Checks that there is no embedding to be tied, and that blocks are apart."""
         super().__post_init__()
+        if self.config.scan_layers:
+            raise ValueError("scan_layers: found True, wanted False with addresses")
         if self.config.tie_embeddings:
             raise ValueError(
                 "tie_embeddings: found True, wanted False: tokens are vectors, without embedding"
@@ -37,9 +39,8 @@ class AddressModel(nn.Module):
     def setup(self):
         """Makes the submodules."""
         config = self.config
-        block = nn.remat(Block) if config.remat else Block
         self.input = linear(config.width, (None, "embed"), "input", dtype=config.compute_dtype)
-        self.blocks = [block(config, layer) for layer in range(config.num_layers)]
+        self.blocks = make_blocks(config)
         self.final_norm = RMSNorm(config.norm_eps)
         self.head = TokenTable(config.padded_vocab_size, config.width, config.compute_dtype)
 

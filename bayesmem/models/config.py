@@ -12,6 +12,7 @@ from bayesmem.layers.options import require_choice, require_positive
 from bayesmem.layers.registry import build_mixer
 
 DTYPES = ("float32", "bfloat16")
+REMAT_SAVES = ("nothing", "projections", "products")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,6 +33,11 @@ class ModelConfig:
       dtype: "float32" or "bfloat16", of the activations; parameters are float32.
       norm_eps: epsilon of the block's and the final RMSNorm.
       remat: whether the backward pass makes each block's activations again.
+      remat_saves: what of a block is kept all the same: "nothing", "projections" (products with
+        parameters) or "products" (those of the memories too).
+      scan_layers: whether the blocks are one program, run for every turn of the mixers over stacked
+        parameters: deep models compile in the time of one turn. `num_layers` is then a multiple of
+        the number of mixers, and parameters are named `layers/block_N`.
       vocab_multiple: the tables' rows are padded to a multiple of it; padded rows have no logit.
       repeatable: whether the gradient of the embedding is summed in one order, so that a run is
         the same every time on a GPU too: slower, and made for one device.
@@ -51,6 +57,8 @@ class ModelConfig:
     dtype: str = "float32"
     norm_eps: float = 1e-5
     remat: bool = False
+    remat_saves: str = "nothing"
+    scan_layers: bool = False
     vocab_multiple: int = 1
     repeatable: bool = False
 
@@ -64,8 +72,14 @@ class ModelConfig:
         if self.mlp_width:
             require_positive(mlp_width=self.mlp_width)
         require_choice("dtype", self.dtype, DTYPES)
+        require_choice("remat_saves", self.remat_saves, REMAT_SAVES)
         if not self.mixers:
             raise ValueError("mixers: found none, wanted at least one name")
+        if self.scan_layers and self.num_layers % len(self.mixers):
+            raise ValueError(
+                f"num_layers: found {self.num_layers}, wanted a multiple of the {len(self.mixers)} "
+                "mixers where scan_layers is on"
+            )
         for name in self.mixer_options:
             require_choice("mixer_options", name, self.mixers)
         for layer in range(min(self.num_layers, len(self.mixers))):

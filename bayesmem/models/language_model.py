@@ -11,7 +11,6 @@ from flax import linen as nn
 from jaxtyping import Array, Float
 
 from bayesmem.array_types import (
-    Addresses,
     Hidden,
     Logits,
     Positions,
@@ -20,12 +19,10 @@ from bayesmem.array_types import (
     Tokens,
 )
 from bayesmem.layers.interface import check_per_token, mask_padding
-from bayesmem.layers.linear import parameter
 from bayesmem.layers.norm import RMSNorm
 from bayesmem.layers.rotary import document_positions, next_position
-from bayesmem.layers.swiglu import SwiGLU
+from bayesmem.models.blocks import TokenTable, make_blocks, scan_blocks, stack_states
 from bayesmem.models.config import ModelConfig
-from bayesmem.models.rows import take_rows
 
 
 class LMState(NamedTuple):
@@ -40,75 +37,6 @@ class LMState(NamedTuple):
     position: RowCounts
 
 
-class TokenTable(nn.Module):
-    """One vector a token: read as embeddings, or as the weights of the logits.
-
-    Attributes:
-      rows: number of vectors, the padded vocabulary.
-      width: W.
-      dtype: dtype of the vectors read and of the logits' factors.
-      repeatable: whether gradients of vectors read are summed in one order, see `models.rows`.
-    """
-
-    rows: int
-    width: int
-    dtype: Any
-    repeatable: bool = False
-
-    def setup(self):
-        """Makes the float32 table [rows, W]."""
-        init = nn.initializers.normal(0.02)
-        self.table = parameter(self, "table", init, ("vocab", "embed"), (self.rows, self.width))
-
-    def embed(self, tokens: Tokens) -> Hidden:
-        """Returns the vectors of the tokens [B, T, W]."""
-        if self.repeatable:
-            return take_rows(self.table, tokens).astype(self.dtype)
-        return jnp.take(self.table, tokens, axis=0).astype(self.dtype)
-
-    def scores(self, h: Float[Array, "... W"]) -> Float[Array, "... rows"]:
-        """Returns the product with every vector [..., rows], accumulated in float32."""
-        factors = h.astype(self.dtype), self.table.astype(self.dtype)
-        return jnp.einsum("...w,vw->...v", *factors, preferred_element_type=jnp.float32)
-
-
-class Block(nn.Module):
-    """x + mixer(norm(x)), then x + SwiGLU(norm(x)).
-
-    Attributes:
-      config: the model's configuration.
-      layer: index of the block, which decides its mixer.
-    """
-
-    config: ModelConfig
-    layer: int
-
-    @nn.compact
-    def __call__(
-        self,
-        x: Hidden,
-        state: Any,
-        segment_ids: SegmentIds | None,
-        positions: Positions | None,
-        addresses: Addresses | None = None,
-    ) -> tuple[Hidden, Any]:
-        """Returns the block's output [B, T, W] and its mixer's state; arguments as in `Mixer`."""
-        config = self.config
-        mixer = config.build_mixer(self.layer, name="mixer", parent=self)
-        y, state = mixer(
-            RMSNorm(config.norm_eps, name="mixer_norm")(x),
-            state,
-            segment_ids=segment_ids,
-            positions=positions,
-            addresses=addresses,
-        )
-        x = x + y
-        if config.mlp_width:
-            mlp = SwiGLU(config.width, config.mlp_width, config.compute_dtype, name="mlp")
-            x = x + mlp(RMSNorm(config.norm_eps, name="mlp_norm")(x))
-        return x, state
-
-
 class LanguageModel(nn.Module):
     """Embedding, residual blocks, final norm and head.
 
@@ -121,10 +49,12 @@ class LanguageModel(nn.Module):
     def setup(self):
         """Makes the submodules."""
         config = self.config
-        block = nn.remat(Block) if config.remat else Block
         table = (config.padded_vocab_size, config.width, config.compute_dtype)
         self.embedding = TokenTable(*table, repeatable=config.repeatable)
-        self.blocks = [block(config, layer) for layer in range(config.num_layers)]
+        if config.scan_layers:
+            self.layers = scan_blocks(config)
+        else:
+            self.blocks = make_blocks(config)
         self.final_norm = RMSNorm(config.norm_eps)
         self.head = self.embedding if config.tie_embeddings else TokenTable(*table)
 
@@ -161,16 +91,24 @@ class LanguageModel(nn.Module):
     ) -> tuple[Hidden, LMState]:
         """Returns the activations after the final norm [B, T, W], and the state; see `__call__`."""
         check_per_token("tokens", tokens)
-        layers = (None,) * self.config.num_layers if state is None else state.layers
         offset = jnp.zeros(tokens.shape[0], jnp.int32) if state is None else state.position
         positions = document_positions(tokens.shape, segment_ids, offset, positions)
         x = mask_padding(self.embedding.embed(tokens), segment_ids)
-        new = []
-        for block, layer_state in zip(self.blocks, layers, strict=True):
-            x, layer_state = block(x, layer_state, segment_ids, positions)
-            new.append(layer_state)
+        x, layers = self._run_blocks(x, state and state.layers, segment_ids, positions)
         position = next_position(positions, segment_ids, offset)
-        return self.final_norm(x), LMState(tuple(new), position)
+        return self.final_norm(x), LMState(layers, position)
+
+    def _run_blocks(
+        self, x: Hidden, layers: Any, segment_ids: SegmentIds | None, positions: Positions
+    ) -> tuple[Hidden, tuple[Any, ...]]:
+        """Runs all blocks from the states of their layers, None for fresh ones."""
+        if self.config.scan_layers:
+            return self.layers(x, layers, segment_ids, positions, None)
+        new = []
+        for layer, block in enumerate(self.blocks):
+            x, state = block(x, layers and layers[layer], segment_ids, positions)
+            new.append(state)
+        return x, tuple(new)
 
     def logits(self, h: Float[Array, "... W"]) -> Float[Array, "... V"]:
         """Returns the float32 logits of final activations, without the padded rows."""
@@ -179,8 +117,11 @@ class LanguageModel(nn.Module):
     @nn.nowrap
     def init_state(self, batch: int) -> LMState:
         """Returns the state of `batch` rows that have read nothing."""
-        layers = (
-            self.config.build_mixer(layer, parent=None).init_state(batch)
-            for layer in range(self.config.num_layers)
+        config = self.config
+        count = len(config.mixers) if config.scan_layers else config.num_layers
+        layers = tuple(
+            config.build_mixer(layer, parent=None).init_state(batch) for layer in range(count)
         )
-        return LMState(tuple(layers), jnp.zeros(batch, jnp.int32))
+        if config.scan_layers:
+            layers = stack_states(layers, config.num_layers // count)
+        return LMState(layers, jnp.zeros(batch, jnp.int32))

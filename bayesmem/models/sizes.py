@@ -1,5 +1,6 @@
 """What a model is made of in numbers: parameters, state, and work for a token of decoding."""
 
+import dataclasses
 import math
 from typing import NamedTuple
 
@@ -31,7 +32,7 @@ def model_sizes(config: ModelConfig) -> ModelSizes:
     takes 2 D M FLOPs to read and as many for each product that its write makes; a covariance
     D x D six such; norms, gates and softmaxes are not counted.
     """
-    model = LanguageModel(config)
+    model = LanguageModel(dataclasses.replace(config, scan_layers=False))
     tokens = jnp.zeros((1, 2), jnp.int32)
     params = jax.eval_shape(lambda: model.init(jax.random.key(0), tokens))["params"]
     # The head is one product; reading a row of the embedding is none.

@@ -24,6 +24,7 @@ import numpy as np
 
 from bayesmem.train.checkpoint import abstract_state, prune, restore_newest, save_checkpoint
 from bayesmem.train.losses import LossSums
+from bayesmem.train.objective import Scoring
 from bayesmem.train.optimizer import make_optimizer, make_schedule
 from bayesmem.train.parts import Loader, NumpyBatch, Parts, build_parts
 from bayesmem.train.records import METRICS, read_rows, write_json
@@ -80,10 +81,16 @@ def fit(
         parts.loader.set_state(restored.loader_state)
     start = int(state.step)
 
+    scoring = Scoring(options.loss_tokens, options.z_loss)
     train_step = make_train_step(
-        parts.model, optimizer, schedule, shardings, grad_accumulation=options.grad_accumulation
+        parts.model,
+        optimizer,
+        schedule,
+        shardings,
+        grad_accumulation=options.grad_accumulation,
+        scoring=scoring,
     )
-    eval_step = make_eval_step(parts.model)
+    eval_step = make_eval_step(parts.model, scoring)
     project, written = options.wandb_project, list[int]()
     log = Report(workdir, start, options.steps, wandb_project=project, config=config)
     with StopSignal() as stop, log as report:

@@ -74,7 +74,7 @@ def logits_and_penalty(
     """Runs the model on a batch and returns the logits its targets are about.
 
     Args:
-      model: a language model: `__call__`, `hidden_states` and `logits` as in `bayesmem.models`.
+      model: a language model: `hidden_states` and `logits` as in `bayesmem.models`.
       params: its parameters, unboxed.
       batch: `inputs` int [B, T], `targets` int [B, T], optionally `segment_ids` int [B, T]; or
         `query_positions` int [B, Q] with `targets` int [B, Q], and then the head is applied at
@@ -85,41 +85,27 @@ def logits_and_penalty(
       Logits float32 [B, T, V], or [B, Q, V] with query positions; and the sum [] of what layers
       have sown into "losses", such as the slot balance of `RamNet`.
     """
-    rngs = None if key is None else {"dropout": key}
-    variables = {"params": params}
-    queries = batch.get("query_positions")
-    (result, _), sown = model.apply(
-        variables,
+    hidden, penalty = hidden_and_penalty(model, params, batch, key)
+    return cast(jax.Array, model.apply({"params": params}, hidden, method="logits")), penalty
+
+
+def hidden_and_penalty(
+    model: nn.Module, params: PyTree, batch: Batch, key: jax.Array | None = None
+) -> tuple[jax.Array, jax.Array]:
+    """The final activations [B, T, W] or [B, Q, W], and the penalty; see `logits_and_penalty`."""
+    (hidden, _), sown = model.apply(
+        {"params": params},
         batch["inputs"],
         segment_ids=batch.get("segment_ids"),
-        rngs=rngs,
+        rngs=None if key is None else {"dropout": key},
         mutable=["losses"],
-        method="__call__" if queries is None else "hidden_states",
+        method="hidden_states",
     )
+    queries = batch.get("query_positions")
     if queries is not None:
-        at_queries = jnp.take_along_axis(result, queries[..., None], axis=1)
-        result = model.apply(variables, at_queries, method="logits")
+        hidden = jnp.take_along_axis(hidden, queries[..., None], axis=1)
     penalty = sum(map(jnp.sum, jax.tree.leaves(sown)), jnp.zeros((), jnp.float32))
-    return cast(jax.Array, result), penalty
-
-
-def batch_sums(
-    model: nn.Module, params: PyTree, batch: Batch, key: jax.Array | None = None
-) -> LossSums:
-    """Sums of `sum_losses` for a batch; arguments as in `batch_logits`."""
-    return sum_losses(batch_logits(model, params, batch, key), batch["targets"])
-
-
-def batch_objective(
-    model: nn.Module, params: PyTree, batch: Batch, key: jax.Array | None = None
-) -> tuple[jax.Array, LossSums]:
-    """What training descends: the loss's sum and, for each counted target, the layers' penalty.
-
-    Args and sums as in `batch_sums`, which leaves the penalty out.
-    """
-    logits, penalty = logits_and_penalty(model, params, batch, key)
-    sums = sum_losses(logits, batch["targets"])
-    return sums.loss + sums.counted * penalty, sums
+    return cast(jax.Array, hidden), penalty
 
 
 def mean_of_sums(sums: LossSums) -> dict[str, jax.Array]:

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import optax
 
+from bayesmem.models.parameters import STACKED
 from bayesmem.train.settings import OptimizerSettings
 
 PyTree = Any
@@ -64,7 +65,8 @@ def decayed(params: PyTree) -> PyTree:
 
     def is_decayed(path: tuple[Any, ...], leaf: jax.Array) -> bool:
         names = [key.key for key in path if isinstance(key, jax.tree_util.DictKey)]
-        return leaf.ndim >= 2 and (not names or names[-1] not in _NEVER_DECAYED)
+        axes = leaf.ndim - (STACKED in names)  # the same without an axis of layers
+        return axes >= 2 and (not names or names[-1] not in _NEVER_DECAYED)
 
     return jax.tree_util.tree_map_with_path(is_decayed, params)
 

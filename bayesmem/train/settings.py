@@ -65,6 +65,8 @@ class TrainSettings:
       steps: batches to train on, >= 1.
       batch_size: sequences a step, over all devices and microbatches, >= 1.
       grad_accumulation: microbatches a step; must divide batch_size.
+      loss_tokens: tokens of each row whose logits are held at once; 0: all.
+      z_loss: weight of the squared log normaliser in what is descended, >= 0.
       log_every: steps between two training rows of metrics.jsonl, >= 1.
       eval_every: steps between two evaluations on the validation split; 0: only at the end.
       eval_batches: batches of one evaluation, >= 1.
@@ -76,6 +78,8 @@ class TrainSettings:
     steps: int
     batch_size: int
     grad_accumulation: int = 1
+    loss_tokens: int = 0
+    z_loss: float = 0.0
     log_every: int = 10
     eval_every: int = 0
     eval_batches: int = 1
@@ -88,7 +92,7 @@ class TrainSettings:
         for name in ("steps", "batch_size", "grad_accumulation", "log_every", "eval_batches"):
             value = getattr(self, name)
             _need(f"train.{name}", value, ">= 1", value >= 1)
-        for name in ("eval_every", "checkpoint_every", "keep_checkpoints"):
+        for name in ("eval_every", "checkpoint_every", "keep_checkpoints", "loss_tokens", "z_loss"):
             value = getattr(self, name)
             _need(f"train.{name}", value, ">= 0", value >= 0)
         divides = self.batch_size % self.grad_accumulation == 0

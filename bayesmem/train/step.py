@@ -11,13 +11,8 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from bayesmem.train.losses import (
-    Batch,
-    LossSums,
-    batch_objective,
-    batch_sums,
-    mean_of_sums,
-)
+from bayesmem.train.losses import Batch, LossSums, mean_of_sums
+from bayesmem.train.objective import PLAIN, Scoring, batch_objective, batch_sums
 from bayesmem.train.sharding import BATCH_AXES, parameter_shardings
 
 PyTree = Any
@@ -80,6 +75,7 @@ def make_train_step(
     shardings: PyTree,
     *,
     grad_accumulation: int = 1,
+    scoring: Scoring = PLAIN,
 ) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
     """Builds the jitted step; it donates the state it is given.
 
@@ -93,6 +89,7 @@ def make_train_step(
       schedule: from `make_schedule`, for the metric only.
       shardings: second result of `create_state`.
       grad_accumulation: microbatches run one after the other; must divide the batch.
+      scoring: how a batch is scored.
 
     Returns:
       `step(state, batch) -> (state, metrics)`, metrics float32 []: `loss` (nats a counted
@@ -103,7 +100,7 @@ def make_train_step(
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         rng, key = jax.random.split(state.rng)
         micro = _microbatches(batch, grad_accumulation, shardings.step.mesh)
-        sums, grads = _summed_gradients(model, state.params, micro, key)
+        sums, grads = _summed_gradients(model, state.params, micro, key, scoring)
         metrics = mean_of_sums(sums)
         grads = jax.tree.map(lambda g: g / jnp.maximum(sums.counted, 1.0).astype(g.dtype), grads)
         norm = optax.tree.norm(grads)
@@ -141,9 +138,11 @@ def update_if(
     return jax.tree.map(lambda new, old: jnp.where(finite, new, old), stepped, given)
 
 
-def make_eval_step(model: nn.Module) -> Callable[[PyTree, Batch], LossSums]:
+def make_eval_step(
+    model: nn.Module, scoring: Scoring = PLAIN
+) -> Callable[[PyTree, Batch], LossSums]:
     """Builds the jitted `(params, batch) -> LossSums` of a batch, without any update."""
-    return jax.jit(lambda params, batch: batch_sums(model, params, batch))
+    return jax.jit(lambda params, batch: batch_sums(model, params, batch, scoring=scoring))
 
 
 def _microbatches(batch: Batch, parts: int, mesh: Mesh) -> Batch:
@@ -167,12 +166,12 @@ def _microbatches(batch: Batch, parts: int, mesh: Mesh) -> Batch:
 
 
 def _summed_gradients(
-    model: nn.Module, params: PyTree, micro: Batch, key: jax.Array
+    model: nn.Module, params: PyTree, micro: Batch, key: jax.Array, scoring: Scoring
 ) -> tuple[LossSums, PyTree]:
     """Sums of the loss and its gradient over microbatches [A, B, ...], one after the other."""
 
     def loss(params: PyTree, batch: Batch, key: jax.Array) -> tuple[jax.Array, LossSums]:
-        return batch_objective(model, params, batch, key)
+        return batch_objective(model, params, batch, key, scoring)
 
     def add(carry: tuple[LossSums, PyTree], item: tuple[Batch, jax.Array]) -> tuple[Any, None]:
         batch, index = item

@@ -15,7 +15,14 @@ _OF_ONE_RUN = {
     "model": ("width", "mixers", "max_length"),
     "data": ("valid_examples",),
     "optimizer": ("learning_rate",),
-    "train": ("grad_accumulation", "eval_every", "eval_batches", "wandb_project"),
+    "train": (
+        "grad_accumulation",
+        "loss_tokens",
+        "z_loss",
+        "eval_every",
+        "eval_batches",
+        "wandb_project",
+    ),
 }
 """Keys that a config of one run has and that nothing reads in a sweep."""
 

@@ -31,7 +31,9 @@ MAY_DIFFER = (
     "train.keep_checkpoints",
     "train.wandb_project",
     "mesh.*",
+    "train.loss_tokens",
     "model.remat",
+    "model.remat_saves",
     "sweep.*",
 )
 

@@ -9,12 +9,11 @@ from bayesmem.layers.ramnet import imbalance
 from bayesmem.models import LanguageModel, ModelConfig
 from bayesmem.train.losses import (
     batch_logits,
-    batch_objective,
-    batch_sums,
     mean_of_sums,
     sum_losses,
 )
-from tests.tolerances import tolerance
+from bayesmem.train.objective import Scoring, batch_objective, batch_sums
+from tests.tolerances import assert_close, tolerance
 from tests.train.toys import VOCAB, ToyModel, batch_at
 
 
@@ -108,3 +107,57 @@ def test_imbalance_is_zero_for_even_use_and_leaves_padding_out():
     assert float(imbalance(mixed, ids)) == 0
     for empty, none in ((even[:, :0], None), (even, -jnp.ones((1, 3), jnp.int32))):
         assert float(imbalance(empty, none)) == 0
+
+
+def scored(scoring, targets):
+    """Objective, sums and gradients of a batch of 8 rows of 6 tokens."""
+    model, params = model_and_params()
+    batch = batch_at(0) | {"targets": targets}
+
+    def objective(params):
+        return batch_objective(model, params, batch, scoring=scoring)
+
+    return jax.jit(jax.value_and_grad(objective, has_aux=True))(params)
+
+
+def test_logits_of_a_few_tokens_at_a_time_change_nothing():
+    targets = np.array(batch_at(0)["targets"])
+    targets[2, 3:] = targets[5] = -100
+    for weight in (0.0, 0.1):
+        (wanted, sums), gradients = scored(Scoring(0, weight), targets)
+        for tokens in (1, 4, 6, 7):
+            (found, own), grads = scored(Scoring(tokens, weight), targets)
+            assert_close(found, wanted, jnp.float32)
+            jax.tree.map(lambda a, b: assert_close(a, b, jnp.float32), own, sums)
+            jax.tree.map(lambda a, b: assert_close(a, b, jnp.float32, "gradient"), grads, gradients)
+    (none, sums), grads = scored(Scoring(4, 0.1), np.full_like(targets, -100))
+    assert float(none) == 0 and float(sums.counted) == 0
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(grads))
+
+
+def test_z_loss_is_numpys_and_not_part_of_the_sums():
+    model, params = model_and_params()
+    batch = batch_at(0)
+    logits = np.asarray(batch_logits(model, params, batch), np.float64)
+    squares = np.log(np.exp(logits).sum(-1)) ** 2
+    objective, sums = batch_objective(model, params, batch, scoring=Scoring(z_loss=0.5))
+    wanted = float(sums.loss) + 0.5 * squares[batch["targets"] != -100].sum()
+    assert_close(objective, wanted, jnp.float32)
+    assert_close(sums.loss, batch_sums(model, params, batch).loss, jnp.float32)
+
+
+def test_logits_of_all_tokens_are_never_held():
+    """A program of 4,096 tokens x 32,000 ids needs less than those logits would take."""
+    model = LanguageModel(ModelConfig(32_000, 8, 1, ("linear_attention",)))
+    tokens = jax.ShapeDtypeStruct((1, 4096), jnp.int32)
+    params = jax.eval_shape(model.init, jax.random.key(0), tokens)["params"]
+    batch = {"inputs": tokens, "targets": tokens}
+    needed = []
+    for size in (0, 128):
+        step = jax.jit(
+            jax.grad(lambda p, b, s=size: batch_objective(model, p, b, scoring=Scoring(s))[0])
+        )
+        memory = step.lower(nn.meta.unbox(params), batch).compile().memory_analysis()
+        needed.append(memory.temp_size_in_bytes)
+    logits = 4 * 4096 * 32_000
+    assert needed[0] > logits > 4 * needed[1]

@@ -6,7 +6,7 @@ import numpy as np
 import optax
 import pytest
 
-from bayesmem.train.losses import batch_sums
+from bayesmem.train.objective import batch_sums
 from bayesmem.train.optimizer import make_optimizer, make_schedule
 from bayesmem.train.settings import MeshSettings, OptimizerSettings
 from bayesmem.train.sharding import make_mesh, put_batch

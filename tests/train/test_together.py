@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from bayesmem.train.losses import batch_objective
+from bayesmem.train.objective import batch_objective
 from bayesmem.train.optimizer import make_optimizer
 from bayesmem.train.settings import OptimizerSettings
 from bayesmem.train.task_data import MAIN_TEST
