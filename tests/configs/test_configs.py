@@ -53,6 +53,46 @@ PINNED: dict[str, int] = {
     "mqar:bayesian,base": 50_320,
     "mqar:bayesian,update": 50_320,
     "mqar:bayesian,block": 50_320,
+    "pretrain:small,bayesian": 44_328_192,
+    "pretrain:small,deltanet": 42_165_248,
+    "pretrain:small,gated_deltanet": 44_295_296,
+    "pretrain:small,kda": 44_790_848,
+    "pretrain:small,linear_attention": 44_180_480,
+    "pretrain:small,retnet": 44_180_480,
+    "pretrain:small,gla": 44_315_648,
+    "pretrain:small,mamba2": 40_563_904,
+    "pretrain:small,attention": 42_082_816,
+    "pretrain:small,ramnet": 42_683_520,
+    "pretrain:tiny,bayesian": 5_024_160,
+    "pretrain:tiny,deltanet": 4_956_544,
+    "pretrain:tiny,gated_deltanet": 5_023_120,
+    "pretrain:tiny,kda": 5_088_136,
+    "pretrain:tiny,linear_attention": 5_014_912,
+    "pretrain:tiny,retnet": 5_014_912,
+    "pretrain:tiny,gla": 5_031_808,
+    "pretrain:tiny,mamba2": 4_954_520,
+    "pretrain:tiny,attention": 4_949_120,
+    "pretrain:tiny,ramnet": 4_969_008,
+    "pretrain:340m,bayesian": 367_153_920,
+    "pretrain:340m,deltanet": 341_594_112,
+    "pretrain:340m,gated_deltanet": 366_956_928,
+    "pretrain:340m,kda": 373_076_160,
+    "pretrain:340m,linear_attention": 366_268_416,
+    "pretrain:340m,retnet": 366_268_416,
+    "pretrain:340m,gla": 367_079_424,
+    "pretrain:340m,mamba2": 319_390_272,
+    "pretrain:340m,attention": 341_099_520,
+    "pretrain:340m,ramnet": 348_241_920,
+    "pretrain:1_3b,bayesian": 1_402_378_752,
+    "pretrain:1_3b,deltanet": 1_300_141_056,
+    "pretrain:1_3b,gated_deltanet": 1_401_591_552,
+    "pretrain:1_3b,kda": 1_413_436_800,
+    "pretrain:1_3b,linear_attention": 1_399_428_096,
+    "pretrain:1_3b,retnet": 1_399_428_096,
+    "pretrain:1_3b,gla": 1_401_050_112,
+    "pretrain:1_3b,mamba2": 1_205_389_440,
+    "pretrain:1_3b,attention": 1_298_761_728,
+    "pretrain:1_3b,ramnet": 1_327_201_536,
     **{f"ramnet_340m:{k}": 341_725_824 for k in pretrain.TOP_K},
     **{f"ramnet_1_3b:{k}": 1_301_127_648 for k in pretrain.TOP_K},
 }
@@ -60,10 +100,11 @@ PINNED: dict[str, int] = {
 VARIANTS = {
     "lm": [",".join(parts) for parts in itertools.product(lm.SIZES, common.MIXERS)],
     "mqar": [*common.MIXERS, *(f"bayesian,{task}" for task in mqar.TASKS)],
+    "pretrain": [",".join(parts) for parts in itertools.product(pretrain.SIZES, common.MIXERS)],
     "ramnet_340m": pretrain.TOP_K,
     "ramnet_1_3b": pretrain.TOP_K,
 }
-CHOICES = {"lm": "bayesian, deltanet", "mqar": "bayesian, deltanet"}
+CHOICES = {name: "bayesian, deltanet" for name in ("lm", "mqar", "pretrain")}
 ALL = [f"{name}:{variant}" for name, variants in VARIANTS.items() for variant in variants]
 
 
@@ -77,7 +118,7 @@ def test_every_config_file_is_in_these_tests():
     paths = (path.relative_to(folder).with_suffix("") for path in folder.rglob("*.py"))
     # Those of the folders are in test_ablations.py and test_sweeps.py.
     files = {path.as_posix() for path in paths if path.parts[0] not in ("ablations", "sweeps")}
-    assert files - {"__init__", "common", "pretrain"} == set(VARIANTS)
+    assert files - {"__init__", "common"} == set(VARIANTS)
     assert set(PINNED) == set(ALL)
 
 
@@ -121,6 +162,7 @@ def small_mqar(task):
     """The MQAR config at sizes that train in a second."""
     config = mqar.get_config(f"attention,{task}").unlock()
     config.model.width, config.model.num_layers, config.model.mlp_width = 16, 1, 16
+    config.model.remat = True
     config.optimizer.warmup_steps = 1
     config.train.update({"steps": 2, "batch_size": 2, "eval_batches": 1})
     config.data.update({"train_examples": 4, "valid_examples": 4, "num_pairs": 2, "seq_len": 16})
