@@ -1,0 +1,68 @@
+"""Times language models: `python -m launch.bench_model --size=340m --output=FILE.json`.
+
+Training, prefill and decoding of the models of `configs/pretrain.py`, one after the other, each
+program compiled ahead. Prints a table and writes its rows as JSON, a row as soon as it is measured.
+On a GPU `--peers=fla` times flash-linear-attention's models of the same sizes in the same run.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+from absl import app, flags, logging
+
+from bayesmem.evaluate.model_peers import bench_peer
+from bayesmem.evaluate.model_speed import MODES, ModelOptions, bench_model
+from bayesmem.train.provenance import provenance
+from configs import common, pretrain
+from launch.errors import short_errors
+
+_SIZE = flags.DEFINE_enum("size", "tiny", list(pretrain.SIZES), "Of configs/pretrain.py.")
+_MIXERS = flags.DEFINE_list("mixers", list(common.MIXERS), "Models, hybrids with +.")
+_MODES = flags.DEFINE_list("modes", list(MODES), "What to time.")
+_CONTEXTS = flags.DEFINE_multi_integer("contexts", [1_024, 32_768], "Tokens read before decoding.")
+_BATCHES = flags.DEFINE_multi_integer("batches", [1], "Rows decoded together.")
+_BATCH_SIZE = flags.DEFINE_integer("batch_size", None, "Rows a step of training; default: config.")
+_SEQ_LEN = flags.DEFINE_integer("seq_len", None, "Tokens a row of training; default: config.")
+_REPEATS = flags.DEFINE_integer("repeats", 10, "Timed calls of each program.")
+_PEERS = flags.DEFINE_list("peers", [], "Other libraries to time too: fla.")
+_OUTPUT = flags.DEFINE_string("output", None, "JSON file to write; must not exist.")
+
+
+def main(argv: list[str]) -> None:
+    """Measures, prints and stores."""
+    if len(argv) > 1:
+        raise app.UsageError(f"found arguments {argv[1:]}, wanted flags only")
+    logging.set_verbosity(logging.WARNING)
+    output = Path(_OUTPUT.value) if _OUTPUT.value else None
+    if output is not None and output.exists():
+        raise FileExistsError(f"--output: {output} exists already and is left as it is")
+    if _PEERS.value:
+        os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    options = ModelOptions(
+        tuple(_MODES.value), tuple(_CONTEXTS.value), tuple(_BATCHES.value), _REPEATS.value
+    )
+    found = {"size": _SIZE.value, **provenance(), "rows": []}
+    for mixer in _MIXERS.value:
+        config = pretrain.get_config(f"{_SIZE.value},{mixer}").unlock()
+        config.train.batch_size = _BATCH_SIZE.value or config.train.batch_size
+        config.train.grad_accumulation = 1 if _BATCH_SIZE.value else config.train.grad_accumulation
+        config.data.seq_len = _SEQ_LEN.value or config.data.seq_len
+        timed = [bench_model, *(bench_peer for _ in _PEERS.value)]
+        for row in (row for bench in timed for row in bench(config, options)):
+            found["rows"].append(row)
+            print(" ".join(f"{k}={_short(v)}" for k, v in row.items()), file=sys.stderr)
+            if output is not None:
+                output.parent.mkdir(parents=True, exist_ok=True)
+                output.write_text(json.dumps(found, indent=1) + "\n")
+    print(json.dumps(found["rows"], indent=1))
+
+
+def _short(value: object) -> object:
+    return f"{value:.4g}" if isinstance(value, float) else value
+
+
+if __name__ == "__main__":
+    with short_errors():
+        app.run(main)
