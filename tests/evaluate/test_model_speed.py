@@ -15,9 +15,9 @@ from bayesmem.evaluate.model_speed import (
     Program,
     bench_model,
     measured,
-    state_at,
 )
 from bayesmem.models import LanguageModel, ModelConfig
+from bayesmem.models.context import state_at
 from configs import pretrain
 
 
