@@ -15,6 +15,7 @@ MIXERS = (
     "linear_attention",
     "retnet",
     "gla",
+    "gsa",
     "mamba2",
     "attention",
     "ramnet",

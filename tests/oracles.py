@@ -191,6 +191,30 @@ def slots(
     return o, content, mass
 
 
+def gated_slots(q, k, v, log_decay, state=None, segment_ids=None):
+    """Gated slot attention; returns y, the slots' keys and their values."""
+    batch, steps, heads, value_dim = v.shape
+    q, k, log_decay = (_heads(x, heads) for x in (q, k, log_decay))
+    given = [q, k, v, log_decay, *(() if state is None else state)]
+    y = np.zeros(v.shape, np.result_type(np.float64, *given))
+    shape = (batch, heads, log_decay.shape[-1])
+    keys, values = np.zeros((*shape, k.shape[-1]), y.dtype), np.zeros((*shape, value_dim), y.dtype)
+    if state is not None:
+        keys[:], values[:] = state
+    for b, h in np.ndindex(batch, heads):
+        for t, start, padding in _walk(None if segment_ids is None else segment_ids[b], steps):
+            if padding:
+                continue
+            if start:
+                keys[b, h], values[b, h] = 0, 0
+            a = np.exp(log_decay[b, t, h])[:, None]
+            keys[b, h] = a * keys[b, h] + (1 - a) * k[b, t, h]
+            values[b, h] = a * values[b, h] + (1 - a) * v[b, t, h]
+            weights = np.exp(keys[b, h] @ q[b, t, h])
+            y[b, t, h] = weights / weights.sum() @ values[b, h]
+    return y, keys, values
+
+
 def directional_derivative(oracle, arguments, name, direction, cotangents):
     """Returns sum <cotangent, d oracle / d arguments[name] . direction> by a complex step.
 

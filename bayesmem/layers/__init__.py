@@ -5,6 +5,7 @@ from bayesmem.layers.bayesian import BayesianLayer
 from bayesmem.layers.deltanet import DeltaNet
 from bayesmem.layers.gated_deltanet import GatedDeltaNet
 from bayesmem.layers.gla import GLA
+from bayesmem.layers.gsa import GSA
 from bayesmem.layers.interface import Mixer, MixerState
 from bayesmem.layers.kda import KDA
 from bayesmem.layers.linear_attention import LinearAttention
@@ -19,6 +20,7 @@ from bayesmem.layers.swiglu import SwiGLU
 
 __all__ = [
     "GLA",
+    "GSA",
     "KDA",
     "MIXERS",
     "Attention",

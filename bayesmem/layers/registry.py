@@ -12,6 +12,7 @@ from bayesmem.layers.bayesian import BayesianLayer
 from bayesmem.layers.deltanet import DeltaNet
 from bayesmem.layers.gated_deltanet import GatedDeltaNet
 from bayesmem.layers.gla import GLA
+from bayesmem.layers.gsa import GSA
 from bayesmem.layers.kda import KDA
 from bayesmem.layers.linear_attention import LinearAttention
 from bayesmem.layers.mamba2 import Mamba2
@@ -27,6 +28,7 @@ MIXERS: dict[str, type[nn.Module]] = {
     "linear_attention": LinearAttention,
     "retnet": RetNet,
     "gla": GLA,
+    "gsa": GSA,
     "mamba2": Mamba2,
     "attention": Attention,
     "ramnet": RamNet,

@@ -72,7 +72,8 @@ def _memory(mixer) -> tuple[int, int, int]:
     if isinstance(mixer, BayesianLayer):
         mean, cov = memory.mean.size, memory.cov.size
         return mean + cov, mean + cov, 6 * mean + 12 * cov
-    return memory.size, memory.size, 6 * memory.size
+    held = sum(leaf.size for leaf in jax.tree.leaves(memory))
+    return held, held, 6 * held
 
 
 def size_table(rows: dict[str, ModelSizes]) -> str:

@@ -42,6 +42,7 @@ _LOOKS = {
     "gated_deltanet/plain": Look("#E69F00", "--", "^", "Gated DeltaNet, no convolution"),
     "kda": Look("#E69F00", "-.", "v", "KDA"),
     "gla": Look("#009E73", "-", "P", "GLA"),
+    "gsa": Look("#009E73", "-.", "<", "GSA"),
     "retnet": Look("#009E73", ":", "p", "RetNet"),
     "mamba2": Look("#56B4E9", "-", "X", "Mamba-2"),
     "ramnet": Look("#CC79A7", "-", "*", "RAM-Net"),

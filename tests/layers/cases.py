@@ -58,6 +58,7 @@ CASES = {
     ),
     "retnet": ("retnet", {"num_heads": 2, "chunk_size": 8}),
     "gla": ("gla", {"num_heads": 2, "expand_k": 0.5, "decay_rank": 4, "chunk_size": 8}),
+    "gsa": ("gsa", {"num_heads": 2, "num_slots": 5, "decay_rank": 4, "chunk_size": 8}),
     "mamba2": (
         "mamba2",
         {"num_heads": 4, "state_dim": 5, "num_groups": 2, "chunk_size": 8},

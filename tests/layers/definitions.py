@@ -157,6 +157,14 @@ def gla(layer, params, x):
     return output(params["output"], y, x, silu)
 
 
+def gsa(layer, params, x):
+    q, k, v = heads(params["heads"], x, layer.layout, silu_after=False)
+    raw = dense(params["decay"]["up"], dense(params["decay"]["down"], x))
+    log_decay = np.log(sigmoid(raw) ** (1 / 16)).reshape(*v.shape[:3], -1)
+    y, *_ = oracles.gated_slots(silu(q) * q.shape[-1] ** -0.5, silu(k), v, log_decay)
+    return output(params["output"], y, x, silu)
+
+
 def mamba2(layer, params, x):
     q, k, v = heads(params["heads"], x, layer.layout, silu_after=True)
     log_decay, step = step_decay(params["decay"], x)
@@ -222,6 +230,7 @@ DEFINITIONS = {
     "linear_attention": linear_attention,
     "retnet": retnet,
     "gla": gla,
+    "gsa": gsa,
     "mamba2": mamba2,
     "attention": attention,
     "ramnet": ramnet,

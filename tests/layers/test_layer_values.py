@@ -83,6 +83,8 @@ def test_jit_equals_eager(case):
         ("linear_attention", 5 * 256 + 8),
         ("retnet", 5 * 256 + 8),
         ("gla", 2 * 128 + 3 * 256 + 8 + (64 + 4 * 8 + 8)),
+        # The decay of 2 x 5 slots.
+        ("gsa", 5 * 256 + 8 + (64 + 4 * 10 + 10)),
         # B, C 16 x 10; x, z, out 16 x 16; norm 4; conv 4 x 36; decay; skip.
         ("mamba2", 2 * 160 + 3 * 256 + 4 + 144 + (64 + 4 + 4) + 4),
         ("attention", 2 * 256 + 2 * 128),

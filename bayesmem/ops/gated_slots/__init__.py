@@ -1,0 +1,1 @@
+"""Gated slot attention: bounded keys and values, read by a softmax."""
