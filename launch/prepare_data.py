@@ -7,6 +7,7 @@ was here. The same command continues after an interruption and makes only what i
 
 import json
 import os
+import sys
 from pathlib import Path
 
 from absl import app, flags
@@ -30,7 +31,7 @@ def main(argv: list[str]) -> None:
     shard_bytes = max(1, round(_SHARD_MB.value * 1e6))
     source = Source(_PATH.value, _TOKENIZER.value, _TEXT_KEY.value, shard_bytes)
     made = 0
-    with tqdm(unit="B", unit_scale=True, desc="reading", leave=False) as bar:
+    with tqdm(unit="B", unit_scale=True, desc="reading") as bar:
 
         def progress(done: int, total: int, tokens: int) -> None:
             nonlocal made
@@ -50,5 +51,8 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    with short_errors():
-        app.run(main)
+    try:
+        with short_errors():
+            app.run(main)
+    except KeyboardInterrupt:
+        sys.exit("interrupted: the same command continues")

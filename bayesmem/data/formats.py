@@ -186,8 +186,8 @@ def _parquet_documents(file: Path, text_key: str) -> Iterator[tuple[str, bytes]]
 def _record_documents(file: Path) -> Iterator[tuple[str, bytes]]:
     from array_record.python import array_record_module
 
-    reader = array_record_module.ArrayRecordReader(str(file), "readahead_buffer_size:0")
     try:
+        reader = array_record_module.ArrayRecordReader(str(file), "readahead_buffer_size:0")
         count = reader.num_records()
         if count == 0:  # a torn file opens as an empty one
             raise ValueError(f"path: found no record in {file}, wanted at least one")
@@ -195,7 +195,6 @@ def _record_documents(file: Path) -> Iterator[tuple[str, bytes]]:
             records = reader.read(list(range(start, min(start + _ROWS, count))))
             for number, record in enumerate(records, start=start + 1):
                 yield f"#{number}", record
+        reader.close()
     except RuntimeError as error:
         raise ValueError(f"path: cannot read {file}: {error}") from error
-    finally:
-        reader.close()

@@ -5,7 +5,7 @@ a split, one after the other, are its stream `E doc E doc ...` of `text` without
 tokenizer's document end). A shard's records are
 
     0           where each document's E is in this shard, little-endian int64
-    1, 2, ...   blocks of 8,192 tokens, the last one shorter, little-endian `dtype` of the manifest
+    1, 2, ...   `block` = 8,192 tokens each, the last one fewer, little-endian `dtype`
 
 so a window of any length is a few records, whatever the lengths of documents. Tokens stay on disk;
 what is held in memory is the 8 bytes a document of the first records.
@@ -106,15 +106,17 @@ class ShardedTokens:
     """The tokens of a split, read from its shards block by block as they are asked for."""
 
     def __init__(
-        self, folder: Path, shards: Sequence[ShardCounts], dtype: np.dtype, document_end: int
+        self, folder: Path, shards: Sequence[ShardCounts], manifest: Mapping[str, Any]
     ) -> None:
         """Checks nothing; `open_split` does."""
+        self._block = int(manifest["made_from"]["block"])
         self._paths = [folder / shard.file for shard in shards]
-        self._dtype = dtype.newbyteorder("<")
-        self._document_end = document_end
+        self._dtype = np.dtype(manifest["dtype"]).newbyteorder("<")
+        self._document_end = manifest["tokenizer"]["document_end"]
         counts = np.array([0, *(shard.tokens for shard in shards)], np.int64)
         self._edges = np.cumsum(counts)  # [shards + 1] first token of each shard
-        self._first_blocks = np.cumsum(-(-counts // BLOCK))  # [shards + 1] in one count over all
+        # [shards + 1] first block of each shard, in one count over all.
+        self._first_blocks = np.cumsum(-(-counts // self._block))
         self._readers: OrderedDict[int, Any] = OrderedDict()
 
     def __len__(self) -> int:
@@ -128,9 +130,12 @@ class ShardedTokens:
         inside = np.minimum(positions, last - 1)
         shard = np.searchsorted(self._edges, inside, side="right") - 1
         local = inside - self._edges[shard]
-        block, slot = self._first_blocks[shard] + local // BLOCK, local % BLOCK
-        wanted, row = np.unique(block, return_inverse=True)
-        tokens = self._blocks(wanted)[row.reshape(block.shape), slot]
+        block, slot = self._first_blocks[shard] + local // self._block, local % self._block
+        # As np.unique does, without sorting every token's block.
+        asked = np.zeros(self._first_blocks[-1], bool)
+        asked[block] = True
+        rows = np.cumsum(asked) - 1
+        tokens = self._blocks(np.flatnonzero(asked))[rows[block], slot]
         return np.where(positions == last, self._dtype.type(self._document_end), tokens)
 
     def starts(self) -> np.ndarray:
@@ -140,8 +145,8 @@ class ShardedTokens:
         return np.concatenate([np.frombuffer(first, "<i8") + offset for first, offset in offsets])
 
     def _blocks(self, blocks: np.ndarray) -> np.ndarray:
-        """Blocks by their number over all shards, [blocks, BLOCK], zeros behind short ones."""
-        result = np.zeros((len(blocks), BLOCK), self._dtype)
+        """Blocks by their number over all shards, one a row, zeros behind short ones."""
+        result = np.zeros((len(blocks), self._block), self._dtype)
         shards = np.searchsorted(self._first_blocks, blocks, side="right") - 1
         for shard in np.unique(shards):
             (rows,) = np.nonzero(shards == shard)
@@ -241,7 +246,6 @@ def open_split(
             f"path: found {len(missing)} of {len(shards)} shards of {split!r} missing or torn in "
             f"{folder} ({', '.join(missing[:3])}), wanted all; prepare it again"
         )
-    dtype = np.dtype(manifest["dtype"])
-    tokens = ShardedTokens(Path(folder), shards, dtype, tokenizer.document_end)
+    tokens = ShardedTokens(Path(folder), shards, manifest)
     content = json.dumps([made_with["fingerprint"], *(shard.crc32 for shard in shards)])
     return PackedText(tokens, tokens.starts(), content.encode())
