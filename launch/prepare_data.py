@@ -36,9 +36,11 @@ def main(argv: list[str]) -> None:
         def progress(done: int, total: int, tokens: int) -> None:
             nonlocal made
             made += tokens
-            bar.set_description("tokenizing", refresh=False)
-            bar.total = total
-            bar.set_postfix_str(f"{made:,} tokens", refresh=False)
+            if total and bar.total is None:
+                bar.set_description("tokenizing", refresh=False)
+                bar.reset(total)
+            if total:
+                bar.set_postfix_str(f"{made:,} tokens", refresh=False)
             bar.update(done - bar.n)
 
         manifest = prepare(source, Path(_OUTPUT.value), _PROCESSES.value, progress)

@@ -58,7 +58,8 @@ def prepare(
         source: What is prepared.
         folder: A new or empty folder, or one of the same preparation, finished or not.
         processes: How many tokenize at once; 1: this one.
-        progress: Called with (bytes done, bytes of all, tokens made) after every shard.
+        progress: Called with (bytes read, 0, 0) after every document of the first pass, then with
+            (bytes done, bytes of all, tokens of the shard) after every shard.
 
     Returns:
         The manifest.
@@ -71,7 +72,10 @@ def prepare(
     check_count("processes", processes, minimum=1)
     check_count("shard_bytes", source.shard_bytes, minimum=1)
     tokenizer = load_tokenizer(source.tokenizer)
-    survey = survey_splits(source.path, text_key=source.text_key)
+    report = progress or (lambda done, total, tokens: None)
+    survey = survey_splits(
+        source.path, text_key=source.text_key, progress=lambda size: report(size, 0, 0)
+    )
     request = _request(source, tokenizer, survey)
     _claim(folder, request)
     earlier = _finished(folder)
@@ -80,7 +84,6 @@ def prepare(
         if len(earlier) == sum(len(entry["shards"]) for entry in of_splits):
             _clean(folder)
             return manifest
-    report = progress or (lambda done, total, tokens: None)
     report(0, survey.size, 0)
     done = 0
     counts: dict[str, list[shards.ShardCounts]] = {split: [] for split in SPLITS}
@@ -120,7 +123,8 @@ def _claim(folder: Path, request: dict[str, Any]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     earlier = _earlier_request(folder)
     if earlier is None:
-        if found := sorted(entry.name for entry in folder.iterdir()):
+        torn = f"{shards.REQUEST}.tmp"  # of a kill right at the start
+        if found := sorted(entry.name for entry in folder.iterdir() if entry.name != torn):
             raise ValueError(
                 f"output: found {found[:3]} in {folder}, wanted a new or an empty folder, or one "
                 f"of the same preparation"

@@ -11,7 +11,7 @@ size in two passes.
 """
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -90,12 +90,18 @@ def split_documents(documents: Sequence[Document]) -> dict[str, list[Document]]:
     return splits
 
 
-def survey_splits(path: str | Path, *, text_key: str = "text") -> Survey:
+def survey_splits(
+    path: str | Path,
+    *,
+    text_key: str = "text",
+    progress: Callable[[int], None] = lambda size: None,
+) -> Survey:
     """Reads a corpus once and keeps none of it.
 
     Args:
-        path: As the module docstring says.
+        path: As `iterate_documents` takes it.
         text_key: The key of the text in `.jsonl` lines and of its column in tables.
+        progress: Called with the bytes read so far, after every document.
 
     Returns:
         The survey.
@@ -110,6 +116,7 @@ def survey_splits(path: str | Path, *, text_key: str = "text") -> Survey:
         _add_to_digest(hasher, split, document)
         count, size = count + 1, size + len(document.content)
         seen.add(split)
+        progress(size)
     cut = not stated and len(seen) < len(SPLITS)
     return Survey(count, size, hasher.hexdigest(), cut)
 
@@ -120,7 +127,7 @@ def stream_splits(
     """The documents of all splits, one by one, in the path's order.
 
     Args:
-        path: As the module docstring says.
+        path: As `iterate_documents` takes it.
         survey: What `survey_splits` found there.
         text_key: The key of the text in `.jsonl` lines and of its column in tables.
 
