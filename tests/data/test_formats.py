@@ -107,7 +107,7 @@ def test_tables_and_records(tmp_path):
     assert contents(path) == many
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(ValueError, match=r"r\.array_record"):
+    with pytest.raises(ValueError, match=r"found no record in .*r\.array_record"):
         contents(path)
 
 

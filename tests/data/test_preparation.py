@@ -307,3 +307,12 @@ def test_a_stored_place_means_nothing_in_another_preparation(corpus, tmp_path, s
         assert all((found[name] == batch[name]).all() for name in batch)
     with pytest.raises(ValueError, match="state: stored with"):
         loader("model", "model").set_state(stored)
+
+    # As many tokens, but others.
+    states = []
+    for name, content in (("a", b"ab" * 100), ("b", b"ba" * 100)):
+        (tmp_path / "corpus/train.txt.xz").write_bytes(lzma.compress(content))
+        prepare(Source(corpus), tmp_path / name)
+        states.append(loader(name, "bytes").get_state())
+    assert states[0]["examples"] == states[1]["examples"]
+    assert states[0]["checksum"] != states[1]["checksum"]

@@ -85,7 +85,7 @@ def test_marks_lengths_and_fillings_of_a_file_are_not_heeded(tmp_path):
     saved = tiny.byte_level()
     plain = load_tokenizer(str(tiny.save_json(tmp_path / "plain.json")))
     saved.enable_truncation(max_length=3)
-    saved.enable_padding(length=20)
+    saved.enable_padding(length=100)
     end = "<|endoftext|>"
     saved.post_processor = processors.TemplateProcessing(
         single=f"{end} $A {end}", special_tokens=[(end, 0)]
@@ -94,7 +94,7 @@ def test_marks_lengths_and_fillings_of_a_file_are_not_heeded(tmp_path):
     other = load_tokenizer(str(tmp_path / "other.json"))
     text = " ".join(tiny.WORDS)
     np.testing.assert_array_equal(other.encode(text), plain.encode(text))
-    assert len(plain.encode(text)) > 3
+    assert 3 < len(plain.encode(text)) < 100
 
 
 def test_the_vocabulary_reaches_to_the_largest_id(tmp_path):

@@ -24,6 +24,7 @@ def start(module, *flags):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        start_new_session=True,
     )
 
 
@@ -83,7 +84,8 @@ def test_killed_and_continued_it_makes_the_same_files(corpus, tmp_path, sent):
         assert process.poll() is None, process.communicate()[1]
         time.sleep(0.002)
     workers = children(process)
-    process.send_signal(sent)
+    # Ctrl-C reaches every process of a terminal, a kill only one.
+    (os.killpg if sent == signal.SIGINT else os.kill)(process.pid, sent)
     _, err = process.communicate(timeout=300)
     assert process.returncode == {signal.SIGKILL: -9, signal.SIGINT: 1}[sent] and workers
     assert ("interrupted: the same command continues" in err) == (sent == signal.SIGINT)
