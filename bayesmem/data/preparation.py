@@ -139,8 +139,8 @@ def _claim(folder: Path, request: dict[str, Any]) -> None:
             "\n  ".join([f"output: {folder} holds another preparation, of {where}:", *differing])
             + "\nuse another folder"
         )
-    for torn in folder.glob("*.tmp"):
-        torn.unlink()
+    for left in folder.glob("*.tmp"):
+        left.unlink()
 
 
 def _earlier_request(folder: Path) -> dict[str, Any] | None:
