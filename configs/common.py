@@ -116,15 +116,18 @@ def base(data: ml_collections.ConfigDict, vocab_size: int) -> ml_collections.Con
 
 
 def text_data() -> ml_collections.ConfigDict:
-    """The `data` block of language modelling on byte tokens.
+    """The `data` block of language modelling on text, by default as bytes.
 
     Returns:
         ConfigDict, not locked.
     """
     data = ml_collections.ConfigDict()
     data.task = "text"
-    data.path = ""  # file or folder (see bayesmem/data/documents.py); "": Python's own sources
-    data.text_key = "text"  # key of the text in the lines of .jsonl files
+    # File or folder (see bayesmem/data/documents.py), "hf:NAME" or what launch.prepare_data made;
+    # "": Python's own sources.
+    data.path = ""
+    data.text_key = "text"  # key of the text in lines of .jsonl files, its column in tables
+    data.tokenizer = "bytes"  # or the path of a tokenizer.json or a SentencePiece .model
     data.seq_len = 256  # tokens a row; documents are joined and cut to rows
     return data
 

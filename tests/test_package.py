@@ -63,7 +63,7 @@ def test_setup_reads_the_one_list(arguments):
     lines = (ROOT / "requirements.txt").read_text().splitlines()
     listed = [line for line in lines if line and not line.startswith("#")]
     extras = arguments["extras_require"]
-    assert set(extras) == {"test", "gpu", "wandb", "peers"}
+    assert set(extras) == {"test", "gpu", "wandb", "data", "peers"}
     assert listed == arguments["install_requires"] + [r for found in extras.values() for r in found]
 
 
@@ -78,7 +78,7 @@ def test_requirements_are_what_is_imported(arguments):
     core = {project_name(line) for line in arguments["install_requires"]}
     extras = arguments["extras_require"]
     test = {project_name(line) for line in extras["test"]}
-    optional = {project_name(line) for name in ("gpu", "wandb") for line in extras[name]}
+    optional = {project_name(line) for name in ("gpu", "wandb", "data") for line in extras[name]}
     used = imported(*PACKAGES, "configs", "launch")
     assert used <= core | optional
     assert imported("tests") <= core | test

@@ -1,4 +1,4 @@
-"""The examples of a config's `data` block: one split, held in memory and read by rows.
+"""The examples of a config's `data` block: one split, read by rows.
 
 A batch is a dict of int32 NumPy arrays. Text: "inputs", "targets", "segment_ids" [B, T]. MQAR:
 "inputs" [B, T], "targets" and "query_positions" [B, Q]. A target of -100 is ignored.
@@ -7,6 +7,7 @@ MQAR rows come from `data.seed`, not from the seed of the run: runs of several s
 their order and their initial parameters, and are tested on the same rows.
 """
 
+import logging
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -15,8 +16,12 @@ from typing import Any, Protocol
 import numpy as np
 
 from bayesmem.data import text
-from bayesmem.data.documents import read_split
 from bayesmem.data.mqar import SPLITS, MqarBatch, MqarTask, sample_mqar, split_seed
+from bayesmem.data.shards import open_split, read_manifest
+from bayesmem.data.splits import read_split
+from bayesmem.data.tokenizers import BYTES, load_tokenizer
+
+logger = logging.getLogger(__name__)
 
 Batch = dict[str, np.ndarray]
 
@@ -26,12 +31,16 @@ _TASK_KEYS = {
         *(f"{split}_examples" for split in SPLITS),
         "seed",
     ),
-    "text": ("path", "text_key", "seq_len"),
+    "text": ("path", "text_key", "tokenizer", "seq_len"),
 }
+# What a key means that configs of earlier versions do not have.
+_DEFAULTS = {"text": {"tokenizer": BYTES}}
+# Bytes of text that a tokenizer takes some seconds for, at every start.
+_LONG_TEXT = 10_000_000
 
 
 class Examples(Protocol):
-    """One split, held in memory."""
+    """One split, held in memory or, if it was prepared, on disk."""
 
     def __len__(self) -> int:
         """How many examples there are."""
@@ -89,8 +98,8 @@ class TextExamples:
         return text.windows(self.packed, self.seq_len, indices)
 
     def checksum(self) -> int:
-        """CRC-32 of the tokens and the window length."""
-        return zlib.crc32(self.packed.tokens.data, self.seq_len)
+        """CRC-32 of what tells the tokens from others, and the window length."""
+        return zlib.crc32(self.packed.content, self.seq_len)
 
 
 def load_examples(data_config: Mapping[str, Any], split: str) -> Examples:
@@ -105,8 +114,9 @@ def load_examples(data_config: Mapping[str, Any], split: str) -> Examples:
         The examples, at least one.
 
     Raises:
-        ValueError: An unknown task, split or key, a missing key, sizes that do not fit, or text
-            that cannot be read.
+        ValueError: An unknown task, split or key, a missing key, sizes that do not fit, text that
+            cannot be read, or a prepared folder that is torn or of another tokenizer.
+        ImportError: A package that the text needs is not installed.
     """
     data = _checked(data_config)
     if split not in SPLITS:
@@ -120,8 +130,7 @@ def load_examples(data_config: Mapping[str, Any], split: str) -> Examples:
         return MqarExamples(sample_mqar(task, num_examples=count, seed=seed))
     if data["seq_len"] < 1:
         raise ValueError(f"data.seq_len: found {data['seq_len']}, wanted at least 1")
-    documents = read_split(data["path"], split, text_key=data["text_key"])
-    return TextExamples(text.pack(documents), data["seq_len"])
+    return TextExamples(_packed(data, split), data["seq_len"])
 
 
 def vocab_size(data_config: Mapping[str, Any]) -> int:
@@ -134,10 +143,27 @@ def vocab_size(data_config: Mapping[str, Any]) -> int:
         The number of ids.
 
     Raises:
-        ValueError: An unknown task or key, or a missing key.
+        ValueError: An unknown task or key, a missing key, or a tokenizer that cannot be loaded.
     """
     data = _checked(data_config)
-    return data["vocab_size"] if data["task"] == "mqar" else text.VOCAB_SIZE
+    if data["task"] == "mqar":
+        return data["vocab_size"]
+    return load_tokenizer(data["tokenizer"]).vocab_size
+
+
+def _packed(data: Mapping[str, Any], split: str) -> text.PackedText:
+    """The stream of a split: opened if it was prepared, else read and tokenized here."""
+    tokenizer = load_tokenizer(data["tokenizer"])
+    manifest = read_manifest(data["path"])
+    if manifest is not None:
+        return open_split(data["path"], manifest, split, tokenizer)
+    contents = [item.content for item in read_split(data["path"], split, text_key=data["text_key"])]
+    if tokenizer.name != BYTES and (size := sum(map(len, contents))) > _LONG_TEXT:
+        logger.warning(
+            "tokenizing %d bytes of %r, as at every start: launch.prepare_data does it once",
+            *(size, split),
+        )
+    return text.pack(contents, tokenizer)
 
 
 def _checked(data_config: Mapping[str, Any]) -> dict[str, Any]:
@@ -146,6 +172,7 @@ def _checked(data_config: Mapping[str, Any]) -> dict[str, Any]:
     task = data.get("task")
     if task not in _TASK_KEYS:
         raise ValueError(f"data.task: found {task!r}, wanted one of {list(_TASK_KEYS)}")
+    data = {**_DEFAULTS.get(task, {}), **data}
     wanted = {"task", *_TASK_KEYS[task]}
     unknown, missing = sorted(set(data) - wanted), sorted(wanted - set(data))
     if unknown or missing:

@@ -156,7 +156,7 @@ def make_loader(
     order = grain.MapDataset.range(count).shuffle(seed=order_seed)
     order = order.repeat() if repeat else order
     batches = order.batch(batch_size).map(lambda indices: examples.take(share.of(indices)))
-    # No reading threads: a batch is one gather from memory.
+    # No reading threads: a batch is one gather from memory, or a few blocks from disk.
     options = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
     identity = {
         "seed": int(seed),

@@ -1,79 +1,92 @@
-"""Text as byte tokens, packed to windows of equal length.
+"""Text as tokens, packed to windows of equal length.
 
-Token ids are the bytes 0 to 255 and 256, which both starts and ends a document: a packed corpus
-is `256 doc 256 doc ... 256`. The inputs are that stream without its last token, the targets the
-same stream one further on, so every target is a byte of the input's own document or its end;
-none reveals another document, and only padding is ignored. Every 256 in the inputs starts a new
-segment.
+With the tokenizer's document end E, which both starts and ends a document, a packed corpus is
+`E doc E doc ... E`. The inputs are that stream without its last token, the targets the same stream
+one further on, so every target is a token of the input's own document or its end; none reveals
+another document, and only padding is ignored. The E before every document starts a new segment.
 """
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterable
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from bayesmem.data.documents import Document, to_bytes
+from bayesmem.data.tokenizers import ByteTokenizer, Tokenizer
 
-DOCUMENT_END = 256
-VOCAB_SIZE = 257
+DOCUMENT_END = ByteTokenizer.document_end
+VOCAB_SIZE = ByteTokenizer.vocab_size
 IGNORED_TARGET = -100
 PADDING_SEGMENT = -1
+
+
+class TokenStream(Protocol):
+    """Tokens in memory or on disk; a NumPy array [N + 1] is one."""
+
+    def __len__(self) -> int:
+        """How many tokens there are, N + 1."""
+        ...
+
+    def __getitem__(self, positions: np.ndarray, /) -> np.ndarray:
+        """The tokens at positions of any shape, integers in [0, N]."""
+        ...
 
 
 class PackedText(NamedTuple):
     """A corpus as one stream of N + 1 tokens."""
 
-    tokens: np.ndarray  # [N + 1] uint16: 256 before every document and after the last
-    starts: np.ndarray  # [documents] int64, ascending: where each document's 256 is
+    tokens: TokenStream  # [N + 1] of `token_dtype`: E before every document and after the last
+    starts: np.ndarray  # [documents] int64, ascending: where each document's E is
+    content: bytes | memoryview  # what tells these tokens from others
 
 
-def encode(text: str | bytes) -> np.ndarray:
-    """Byte tokens of a text, without document marks.
-
-    Args:
-        text: A string (encoded as UTF-8) or bytes.
-
-    Returns:
-        uint16 [length].
-    """
-    content = text if isinstance(text, bytes) else to_bytes(text)
-    return np.frombuffer(content, np.uint8).astype(np.uint16)
+def token_dtype(vocab_size: int) -> np.dtype:
+    """The smallest of uint16 and uint32 that holds the ids of a vocabulary."""
+    return np.dtype(np.uint16 if vocab_size <= 1 << 16 else np.uint32)
 
 
-def decode(tokens: Sequence[int] | np.ndarray) -> str:
-    """The text of byte tokens; document marks are left out, bad UTF-8 becomes U+FFFD.
+def join(contents: Iterable[bytes], tokenizer: Tokenizer) -> tuple[np.ndarray, np.ndarray]:
+    """Encodes documents and joins them to `E doc E doc`, without the last E.
 
     Args:
-        tokens: Integers in [0, 257).
+        contents: The documents; those without a token are left out.
+        tokenizer: Encodes them.
 
     Returns:
-        The text.
+        The tokens [N] of `token_dtype`, and where each document's E is, [documents] int64.
 
     Raises:
-        ValueError: A token outside [0, 257).
+        ValueError: The tokenizer gives an id that is not in its vocabulary.
     """
-    ids = np.asarray(tokens, np.int64)
-    bad = ids[(ids < 0) | (ids >= VOCAB_SIZE)]
-    if bad.size:
-        raise ValueError(f"tokens: found {bad[0]}, wanted ids in [0, {VOCAB_SIZE})")
-    return ids[ids != DOCUMENT_END].astype(np.uint8).tobytes().decode("utf-8", "replace")
+    mark = np.array([tokenizer.document_end], np.int32)
+    documents = [ids for ids in map(tokenizer.encode, contents) if len(ids)]
+    lengths = np.array([0, *(len(ids) + 1 for ids in documents)], np.int64)
+    tokens = np.concatenate([mark[:0], *(part for ids in documents for part in (mark, ids))])
+    if len(tokens) and not 0 <= tokens.min() <= tokens.max() < tokenizer.vocab_size:
+        raise ValueError(
+            f"tokenizer {tokenizer.name}: found ids from {tokens.min()} to {tokens.max()}, wanted "
+            f"them in [0, {tokenizer.vocab_size})"
+        )
+    return tokens.astype(token_dtype(tokenizer.vocab_size)), np.cumsum(lengths)[:-1]
 
 
-def pack(documents: Sequence[Document]) -> PackedText:
-    """Joins documents to one stream `256 doc 256 doc ... 256`.
+def pack(contents: Iterable[bytes], tokenizer: Tokenizer) -> PackedText:
+    """Joins documents to one stream `E doc E doc ... E`, in memory.
 
     Args:
-        documents: At least one.
+        contents: The documents.
+        tokenizer: Encodes them.
 
     Returns:
         PackedText.
+
+    Raises:
+        ValueError: As for `join`; no document has a token.
     """
-    lengths = np.array([len(document.content) + 1 for document in documents], np.int64)
-    starts = np.concatenate([[0], np.cumsum(lengths)[:-1]]).astype(np.int64)
-    tokens = np.full(lengths.sum() + 1, DOCUMENT_END, np.uint16)
-    for start, document in zip(starts, documents, strict=True):
-        tokens[start + 1 : start + 1 + len(document.content)] = encode(document.content)
-    return PackedText(tokens, starts)
+    joined, starts = join(contents, tokenizer)
+    if not len(starts):
+        raise ValueError("path: found no document with a token, wanted text")
+    tokens = np.append(joined, joined.dtype.type(tokenizer.document_end))
+    return PackedText(tokens, starts, tokens.data)
 
 
 def num_windows(text: PackedText, seq_len: int) -> int:
@@ -91,21 +104,23 @@ def windows(text: PackedText, seq_len: int, indices: np.ndarray) -> dict[str, np
 
     Returns:
         int32 [B, T] each: "inputs"; "targets", -100 at padding; "segment_ids", from 0 in every
-        window and one more at every 256, -1 at padding (whose inputs are 0).
+        window and one more at every document's E, -1 at padding (whose inputs are 0).
     """
     indices = np.asarray(indices, np.int64)
     last = len(text.tokens) - 1
-    positions = indices[:, None] * seq_len + np.arange(seq_len)
-    real = (indices[:, None] >= 0) & (positions < last)
-    positions = np.where(real, positions, 0)
-    documents = np.searchsorted(text.starts, positions, side="right") - 1
+    # One more than there are inputs, for the last target.
+    positions = indices[:, None] * seq_len + np.arange(seq_len + 1)
+    real = (indices[:, None] >= 0) & (positions[:, :-1] < last)
+    positions = np.where(indices[:, None] >= 0, np.minimum(positions, last), 0)
+    tokens = text.tokens[positions]
+    documents = np.searchsorted(text.starts, positions[:, :-1], side="right") - 1
     columns = {
-        "inputs": (text.tokens[positions], 0),
-        "targets": (text.tokens[positions + 1], IGNORED_TARGET),
+        "inputs": (tokens[:, :-1], 0),
+        "targets": (tokens[:, 1:], IGNORED_TARGET),
         "segment_ids": (documents - documents[:, :1], PADDING_SEGMENT),
     }
     return {
-        # Cast first: uint16 tokens cannot hold -100.
+        # Cast first: unsigned tokens cannot hold -100.
         name: np.where(real, values.astype(np.int32), np.int32(padding))
         for name, (values, padding) in columns.items()
     }

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bayesmem.data.text import DOCUMENT_END, encode
+from bayesmem.data.tokenizers import BYTES, load_tokenizer
 from bayesmem.models import LanguageModel, ModelConfig, unroll_params
 from bayesmem.train.checkpoint import restore_params
 from bayesmem.train.parts import build_model
@@ -44,7 +44,7 @@ def trace_workdir(workdir: Path, text: str | bytes) -> list[AccessTrace]:
     """Runs the newest usable checkpoint of a run on a text and records every access.
 
     Args:
-      workdir: directory of a training run on byte tokens.
+      workdir: directory of a training run on text.
       text: what the model reads, after a document mark; at least one byte.
 
     Returns:
@@ -55,16 +55,17 @@ def trace_workdir(workdir: Path, text: str | bytes) -> list[AccessTrace]:
       ValueError: the text is empty, longer than the caches of attention layers, or of tokens that
         the model does not have; or no layer of the model is a RAM-Net.
     """
-    tokens = np.concatenate([[DOCUMENT_END], encode(text)]).astype(np.int32)
+    config = read_config(workdir)
+    tokenizer = load_tokenizer(config["data"].get("tokenizer", BYTES))
+    tokens = np.concatenate([[tokenizer.document_end], tokenizer.encode(text)]).astype(np.int32)
     if len(tokens) < 2:
         raise ValueError("text: found an empty text, wanted at least one byte")
-    config = read_config(workdir)
     model = build_model(config)
     wanted = ModelConfig.from_dict(config["model"])
     if tokens.max() >= wanted.vocab_size:
         raise ValueError(
             f"text: found the token {tokens.max()} and a model of {wanted.vocab_size} tokens; "
-            f"wanted a run on byte tokens"
+            f"wanted a run on text"
         )
     layers = _ramnet_layers(wanted)
     mesh = make_mesh(MeshSettings())

@@ -37,6 +37,9 @@ MAY_DIFFER = (
     "sweep.*",
 )
 
+# What the config of an earlier version means that does not have a key.
+ABSENT_MEANS = {"data.tokenizer": "bytes"}
+
 
 def claim_workdir(workdir: Path, config: Mapping[str, Any]) -> None:
     """Creates the directory and writes config.json, or checks the one that is there.
@@ -66,7 +69,7 @@ def claim_workdir(workdir: Path, config: Mapping[str, Any]) -> None:
     if not path.exists():
         write_json(path, wanted)
         return
-    differing = _differing(_flat(read_config(workdir)), _flat(wanted))
+    differing = _differing(ABSENT_MEANS | _flat(read_config(workdir)), ABSENT_MEANS | _flat(wanted))
     if not differing:
         return
     folders = [workdir / name for name in (CHECKPOINTS, RESULTS)]

@@ -6,14 +6,10 @@ import sys
 
 import pytest
 
-from bayesmem.data.documents import (
-    Document,
-    read_documents,
-    read_split,
-    split_documents,
-    to_bytes,
-)
+from bayesmem.data.documents import Document, read_documents
 from bayesmem.data.mqar import SPLITS
+from bayesmem.data.splits import read_split, split_documents
+from bayesmem.data.tokenizers import to_bytes
 
 
 def write(path, content):

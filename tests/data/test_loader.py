@@ -1,12 +1,14 @@
 """Loaders: order, exact resume, hosts, finite passes and their errors."""
 
 import json
+import zlib
 
 import numpy as np
 import pytest
 
 from bayesmem.data.examples import load_examples, vocab_size
 from bayesmem.data.loader import make_eval_batches, make_loader
+from bayesmem.data.preparation import Source, prepare
 
 MQAR = {
     "task": "mqar",
@@ -26,14 +28,19 @@ MQAR = {
 }
 
 
-@pytest.fixture(params=["mqar", "text"])
+@pytest.fixture(params=["mqar", "text", "prepared"])
 def data(request, tmp_path):
     if request.param == "mqar":
         return MQAR
     rng = np.random.default_rng(0)
     for split, size in (("train", 75), ("valid", 51), ("test", 20)):
         (tmp_path / f"{split}.txt").write_bytes(rng.integers(32, 127, size, np.uint8).tobytes())
-    return {"task": "text", "path": str(tmp_path), "text_key": "text", "seq_len": 8}
+    path = tmp_path
+    if request.param == "prepared":
+        path = tmp_path / "prepared"
+        prepare(Source(str(tmp_path), shard_bytes=1), path)
+    # No tokenizer: what configs of earlier versions have means bytes.
+    return {"task": "text", "path": str(path), "text_key": "text", "seq_len": 8}
 
 
 def take(loader, count):
@@ -210,3 +217,14 @@ def test_bad_data_blocks_are_named():
 
 def test_vocabulary_of_a_task(data):
     assert vocab_size(data) == {"mqar": 40, "text": 257}[data["task"]]
+
+
+def test_tokens_and_checksum_of_bytes_are_those_of_earlier_versions(tmp_path):
+    """A stored place in a corpus of bytes stays good."""
+    (tmp_path / "train.txt").write_bytes(b"abc\n\f\n\xff")
+    data = {"task": "text", "path": str(tmp_path), "text_key": "text", "seq_len": 8}
+    wanted = np.array([256, 97, 98, 99, 10, 256, 255, 256], np.uint16)
+    assert load_examples(data, "train").checksum() == zlib.crc32(wanted.data, 8)
+    assert load_examples({**data, "tokenizer": "bytes"}, "train").checksum() == zlib.crc32(
+        wanted.data, 8
+    )

@@ -1,35 +1,17 @@
-"""Byte tokens, and windows that give back every byte of every document once."""
+"""Windows give back every token of every document once."""
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bayesmem.data import text
-from bayesmem.data.documents import Document
+from bayesmem.data.tokenizers import ByteTokenizer
 
-
-@given(st.text())
-def test_encode_and_decode_are_inverse(string):
-    tokens = text.encode(string)
-    if string.encode("utf-8", "ignore").decode() == string:
-        assert text.decode(tokens) == string
-    assert tokens.dtype == np.uint16 and (tokens < 256).all()
-
-
-def test_bytes_that_are_no_utf8_are_kept():
-    np.testing.assert_array_equal(text.encode(b"\xff\x00a"), [255, 0, 97])
-    assert text.decode([97, 256, 255]) == "a\ufffd"
-
-
-@pytest.mark.parametrize("bad", [-1, 257])
-def test_decode_names_a_token_outside_the_vocabulary(bad):
-    with pytest.raises(ValueError, match=f"tokens: found {bad}"):
-        text.decode([97, bad])
+BYTES = ByteTokenizer()
 
 
 def test_a_small_corpus_in_windows():
-    packed = text.pack([Document("x", b"abc"), Document("y", b"d")])
+    packed = text.pack([b"abc", b"d"], BYTES)
     np.testing.assert_array_equal(packed.tokens, [256, 97, 98, 99, 256, 100, 256])
     assert text.num_windows(packed, 5) == 2
     batch = text.windows(packed, 5, np.array([1, 0, -1]))
@@ -47,7 +29,7 @@ def test_a_small_corpus_in_windows():
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.binary(min_size=1, max_size=30), min_size=1, max_size=6), st.integers(1, 40))
 def test_windows_hold_every_target_of_every_document_once(contents, seq_len):
-    packed = text.pack([Document(str(i), content) for i, content in enumerate(contents)])
+    packed = text.pack(contents, BYTES)
     count = text.num_windows(packed, seq_len)
     batch = text.windows(packed, seq_len, np.arange(count))
     assert all(a.shape == (count, seq_len) and a.dtype == np.int32 for a in batch.values())

@@ -48,6 +48,14 @@ def test_other_config_is_refused_by_key(tmp_path, config, words):
         claim_workdir(tmp_path, config)
 
 
+def test_a_key_that_earlier_versions_did_not_have_means_what_they_did(tmp_path):
+    claim_workdir(tmp_path, CONFIG)
+    (tmp_path / "checkpoints" / "step_00000001").mkdir(parents=True)
+    claim_workdir(tmp_path, CONFIG | {"data": {"tokenizer": "bytes"}})
+    with pytest.raises(ValueError, match=r"data\.tokenizer: 'bytes' there, 'x\.json' asked"):
+        claim_workdir(tmp_path, CONFIG | {"data": {"tokenizer": "x.json"}})
+
+
 def test_other_config_replaces_one_that_saved_nothing(tmp_path, caplog):
     claim_workdir(tmp_path, CONFIG)
     for number, steps in enumerate((20, 30)):
