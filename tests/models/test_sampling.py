@@ -30,7 +30,9 @@ def test_rows_of_the_table_beyond_the_tokenizer_are_never_drawn():
     assert_drawn_from(draws([0.0] * 8, Sampling(vocab_size=5)), wanted)
     for sampling in (Sampling(top_k=6, vocab_size=5), Sampling(top_p=0.999, vocab_size=5)):
         assert_drawn_from(draws([0.0] * 5 + [9.0] * 3, sampling), wanted)
-    best = sample(row_keys(0, 1), jnp.array([[2.0, 1, 0, 0, 0, 5, 5, 5]]), Sampling(0.0, None, 1, 5))
+    best = sample(
+        row_keys(0, 1), jnp.array([[2.0, 1, 0, 0, 0, 5, 5, 5]]), Sampling(0.0, None, 1, 5)
+    )
     assert best.tolist() == [0]
 
 
