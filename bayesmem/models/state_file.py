@@ -78,7 +78,7 @@ def load_generation(
         what differs.
     """
     try:
-        with np.load(path, allow_pickle=False) as stored:
+        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as stored:
             arrays = {name: stored[name] for name in stored.files}
         record = json.loads(str(arrays.pop(RECORD)))
         batch, notes, found = record["batch"], record["notes"], record["made_by"]
