@@ -54,7 +54,10 @@ def main(argv: list[str]) -> None:
     )
     # As the bytes of the text, whatever the terminal is said to read, and without changed newlines.
     sys.stdout.reconfigure(encoding="utf-8", errors="replace", newline="")
-    done = write_text(Path(_WORKDIR.value), request, lambda text: print(text, end="", flush=True))
+    try:
+        done = write_text(Path(_WORKDIR.value), request, lambda x: print(x, end="", flush=True))
+    except KeyboardInterrupt:  # enough has been read
+        sys.exit(130)
     if sys.stdout.isatty():
         print()
     rate = done.tokens / done.seconds

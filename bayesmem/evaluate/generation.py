@@ -55,7 +55,7 @@ class Written(NamedTuple):
     """What was done, for the user."""
 
     step: int  # of the checkpoint
-    tokens: int
+    tokens: int  # drawn; behind a stop text too, if no state is kept
     seconds: float  # compilation included
     ended_by: str  # "document end", "stop text" or "max_new_tokens"
 
@@ -112,8 +112,8 @@ def write_text(workdir: Path, request: Request, write: Callable[[str], None]) ->
         max_new_tokens=request.max_new_tokens,
         sampling=dataclasses.replace(request.sampling, vocab_size=size),
         stop_tokens=[end],
-        # The state must not read on behind a stop text, which is found here, not by the loop.
-        block_size=1 if request.stops else BLOCK,
+        # A stop text is found here, not by the loop; a state that is kept must not be behind it.
+        block_size=1 if request.stops and request.save_state else BLOCK,
         on_tokens=on_tokens,
     )
     seconds, ended = time.perf_counter() - begun, tokens[-1] == end

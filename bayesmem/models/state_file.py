@@ -84,9 +84,7 @@ def load_generation(
         batch, notes, found = record["batch"], record["notes"], record["made_by"]
         kind, form = record["key_kind"], record["format"]
     except (ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
-        raise ValueError(
-            f"state: {path} is damaged, or no state of generation ({error})"
-        ) from error
+        raise ValueError(f"state: {path} is damaged, or no state of generation") from error
     if form != FORMAT:
         raise ValueError(f"state: {path} has format {form}, wanted {FORMAT}")
     differing = _differing(found, dict(made_by))

@@ -70,7 +70,9 @@ def test_a_stop_text_is_not_printed_and_the_state_is_behind_it(run, tmp_path):
     )
     assert text == "" and done.ended_by == "stop text" and done.tokens == 3
     text, done = written(run, state=tmp_path / "state", sampling=GREEDY, stops=("\n",))
-    assert text == "" and done.tokens == 1
+    assert text == "" and done.ended_by == "stop text"
+    text, _ = written(run, state=tmp_path / "state", sampling=GREEDY, max_new_tokens=4)
+    assert text == "\né\n"
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, RANDOM], ids=["greedy", "drawn"])
@@ -110,8 +112,11 @@ def test_behind_the_end_of_a_document_only_a_prompt_goes_on(run, tmp_path):
     np.savez(tmp_path / "ended.npz", **arrays)
     with pytest.raises(ValueError, match="state: the document of .* has ended, wanted a prompt"):
         written(run, state=tmp_path / "ended.npz")
-    found, _ = written(run, state=tmp_path / "ended.npz", prompt="é".encode(), sampling=GREEDY)
-    assert found == written(run, prompt="é".encode(), sampling=GREEDY)[0]
+    common = {"prompt": "é".encode(), "sampling": GREEDY}
+    found, _ = written(run, state=tmp_path / "ended.npz", save_state=tmp_path / "new", **common)
+    assert written(run, save_state=tmp_path / "fresh", **common)[0] == found
+    with np.load(tmp_path / "new") as later, np.load(tmp_path / "fresh") as fresh:
+        assert later["drawn"] == [3 + 20] and fresh["drawn"] == [20]  # of the same keys
 
 
 def test_a_state_of_other_parameters_is_refused(run, tmp_path):
