@@ -69,12 +69,19 @@ def fresh_state(model: LanguageModel, batch: int) -> LMState:
 
 
 def _caches(state: LMState) -> list[tuple[int, int, Any]]:
-    """Layer, capacity and tokens held of every cache."""
+    """Layer, capacity and tokens held of every cache; of scanned layers of the first turn's.
+
+    The caches of all turns are as long and hold as much.
+    """
     return [
-        (number, layer.key.shape[1], layer.length)
+        (number, layer.document.shape[-1], _of_one_turn(layer.length))
         for number, layer in enumerate(state.layers)
         if isinstance(layer, KVCache)
     ]
+
+
+def _of_one_turn(length: Any) -> Any:
+    return length[0] if isinstance(length, jax.Array) and length.ndim > 1 else length
 
 
 def check_capacity(state: LMState, wanted: Sequence[int]) -> None:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from bayesmem.models import LanguageModel
+from bayesmem.models import LanguageModel, stack_params
 from bayesmem.models.generate import (
     _Choice,
     _decode_block,
@@ -87,6 +87,18 @@ def test_a_batch_of_prompts_is_continued_as_by_the_definition(name, sampling):
         keys=row_keys(1, len(PROMPTS)),
     )
     assert [row.tolist() for row in found] == [stepwise(name, row, sampling) for row in range(3)]
+
+
+def test_scanned_layers_continue_prompts_as_layers_one_by_one():
+    plain, own = model("hybrid"), params("hybrid")
+    scanned = LanguageModel(config("hybrid", max_length=ROOM, scan_layers=True))
+    found = [
+        generate(m, p, PROMPTS, max_new_tokens=NEW)
+        for m, p in ((plain, own), (scanned, stack_params(own, 3)))
+    ]
+    assert [list(row) for row in found[0]] == [list(row) for row in found[1]]
+    with pytest.raises(ValueError, match="max_length: the cache of layer 1 holds 64"):
+        generate(scanned, stack_params(own, 3), PROMPTS, max_new_tokens=ROOM)
 
 
 @each_model
