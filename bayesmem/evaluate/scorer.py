@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from bayesmem.models import LanguageModel
+from bayesmem.models import LanguageModel, ModelConfig
 from bayesmem.train.sharding import batch_shards, put_batch
 
 SMALLEST = 32
@@ -140,6 +140,11 @@ def padded_length(length: int, chunk: int) -> int:
     return next(padded for padded in padded_lengths(chunk) if padded >= length)
 
 
+def attention_layers(config: ModelConfig) -> list[str]:
+    """Names of the mixers that hold a cache of limited length."""
+    return [name for name in config.mixers if name.partition("/")[0] == "attention"]
+
+
 def with_capacity(model: LanguageModel, tokens: int, chunk: int) -> LanguageModel:
     """A model whose attention caches hold rows of so many tokens; others are returned as they are.
 
@@ -157,8 +162,7 @@ def with_capacity(model: LanguageModel, tokens: int, chunk: int) -> LanguageMode
     Raises:
       ValueError: a layer has a capacity of its own that is too small.
     """
-    config = model.config
-    attention = [name for name in config.mixers if name.partition("/")[0] == "attention"]
+    config, attention = model.config, attention_layers(model.config)
     if not attention:
         return model
     capacity = chunk

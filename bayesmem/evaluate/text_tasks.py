@@ -13,8 +13,9 @@ from bayesmem.data.documents import read_documents
 from bayesmem.evaluate.continuations import text_rows
 from bayesmem.evaluate.item_store import Item
 from bayesmem.evaluate.perplexity import means, position_edges
-from bayesmem.evaluate.scorer import Row, Scored
+from bayesmem.evaluate.scorer import Row, Scored, attention_layers
 from bayesmem.evaluate.subject import Subject, Task
+from bayesmem.models import ModelConfig
 
 
 class Window(NamedTuple):
@@ -47,9 +48,7 @@ def text_task(subject: Subject, path: Path, *, length: int | None) -> Task:
     Raises:
       ValueError: a text that cannot be read; a length below 1.
     """
-    config = subject.scorer.model.config
-    if length is None and any(name.partition("/")[0] == "attention" for name in config.mixers):
-        length = config.max_length
+    length = text_window(subject.scorer.model.config, length)
     items = _windows(subject, path, length)
 
     def run(indices: Sequence[int]) -> Iterator[tuple[int, Item]]:
@@ -57,6 +56,13 @@ def text_task(subject: Subject, path: Path, *, length: int | None) -> Task:
             yield indices[place], _result(items[indices[place]], scored)
 
     return Task({"length": length}, len(items), run, _summarise)
+
+
+def text_window(config: ModelConfig, length: int | None) -> int | None:
+    """Tokens of a text that are read from one fresh state: None for a recurrent model's all."""
+    if length is None and attention_layers(config):
+        return config.max_length
+    return length
 
 
 def _windows(subject: Subject, path: Path, length: int | None) -> list[Window]:
