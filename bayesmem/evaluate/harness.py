@@ -13,6 +13,7 @@ Nothing else of this package imports this module, so that all of it works withou
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterable, Sequence
 from importlib.metadata import version
 from typing import Any
@@ -110,6 +111,8 @@ def evaluate_harness(
       JSON values: `results`, from a task to its measures; `limit`, `num_fewshot`, and `lm_eval`,
       the harness's version.
     """
+    # Its bootstrap would fork this process, and a fork of JAX's threads may never end.
+    os.environ.setdefault("DISABLE_MULTIPROC", "1")
     found = lm_eval.simple_evaluate(
         HarnessModel(subject),
         tasks=list(tasks),

@@ -12,7 +12,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from bayesmem.data.documents import to_bytes
 from bayesmem.data.tokenizers import ByteTokenizer, Tokenizer
 from bayesmem.ops.segments import positions_in_document
 from bayesmem.train.losses import IGNORED, batch_logits, target_losses
@@ -97,7 +96,7 @@ def _text_bytes(targets: np.ndarray, tokenizer: Tokenizer) -> np.ndarray:
     if tokenizer.name == "bytes":  # decoding would replace what is no UTF-8
         return np.sum((targets != IGNORED) & (targets != tokenizer.document_end), axis=1)
     texts = (tokenizer.decode(row[row != IGNORED]) for row in targets)
-    return np.array([len(to_bytes(text)) for text in texts], np.int32)
+    return np.array([len(text.encode("utf-8", "replace")) for text in texts], np.int32)
 
 
 def means(nats: float, tokens: float, size: float) -> dict[str, float]:

@@ -1,6 +1,7 @@
 """Scores of rows against NumPy; batches, chunks and windows that must not matter."""
 
 import dataclasses
+import functools
 
 import jax
 import numpy as np
@@ -33,14 +34,18 @@ def rows():
     return made
 
 
+@functools.cache
+def reader(model):
+    return jax.jit(model.apply, compiler_options=cases.QUICK_BUILD)
+
+
 def whole(scorer, row):
     """Log-probabilities and hits of one row read in one call, in NumPy."""
     if len(row.tokens) == 1:
         return np.zeros(0), np.zeros(0, bool)
     padded = np.zeros((1, max(LENGTHS)), np.int32)
     padded[0, : len(row.tokens) - 1] = row.tokens[:-1]
-    read = jax.jit(scorer.model.apply, compiler_options=cases.QUICK_BUILD)
-    logits, _ = read({"params": scorer.params}, padded)
+    logits, _ = reader(scorer.model)({"params": scorer.params}, padded)
     logits = logits[:, : len(row.tokens) - 1]
     logits = np.asarray(logits[0], np.float64)
     top = logits.max(-1, keepdims=True)
