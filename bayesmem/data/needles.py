@@ -158,6 +158,32 @@ def make_needles(
     ]
 
 
+@functools.lru_cache(maxsize=2)
+def other_needles(
+    task: NeedleTask, seed: int, asked: tuple[str, ...], count: int
+) -> tuple[str, ...]:
+    """A haystack of needles, none with a key asked for; keys may come again after 256 others.
+
+    Args:
+        task: Of what kinds keys and values are.
+        seed: Of the needles; the first ones do not depend on the count.
+        asked: Keys that are left out.
+        count: How many.
+
+    Returns:
+        The sentences.
+    """
+    rng = np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed)))
+    found: list[str] = []
+    while len(found) < count:
+        # Always as many at once: the first ones must not depend on the count.
+        keys = KINDS[task.keys](rng, 256)
+        values = KINDS[task.values](rng, 256)
+        pairs = zip(keys, values, strict=True)
+        found += [_needle(task, key, value) for key, value in pairs if key not in asked]
+    return tuple(found[:count])
+
+
 class _Drawn(NamedTuple):
     """All of a prompt but the length of its haystack."""
 
@@ -173,7 +199,7 @@ class _Drawn(NamedTuple):
     def haystack(self, count: int) -> list[str]:
         """The first `count` parts of filler: needles, or words."""
         if self.task.filler == "needles":
-            return list(_other_needles(self.task, self.filler_seed, self.asked, count))
+            return list(other_needles(self.task, self.filler_seed, self.asked, count))
         return cycle(self.parts, self.start, count)
 
     def prompt(self, count: int) -> str:
@@ -245,25 +271,6 @@ def _draw(task: NeedleTask, seed: int, index: int, depth: float, parts: tuple[st
         _sentence_start(rng, parts) if task.filler == "essay" else 0,
         int(rng.integers(2**32)),
     )
-
-
-@functools.lru_cache(maxsize=2)
-def _other_needles(
-    task: NeedleTask, seed: int, asked: tuple[str, ...], count: int
-) -> tuple[str, ...]:
-    """A haystack of needles, none with a key asked for.
-
-    Keys of words are used again once all pairs of words are taken.
-    """
-    rng = np.random.Generator(np.random.PCG64(np.random.SeedSequence(seed)))
-    found: list[str] = []
-    while len(found) < count:
-        # Always as many at once: the first ones must not depend on the count.
-        keys = KINDS[task.keys](rng, 256)
-        values = KINDS[task.values](rng, 256)
-        pairs = zip(keys, values, strict=True)
-        found += [_needle(task, key, value) for key, value in pairs if key not in asked]
-    return tuple(found[:count])
 
 
 def _fit(drawn: _Drawn, tokenizer: Tokenizer, length: int) -> NeedleItem:

@@ -10,7 +10,7 @@ import numpy as np
 
 from bayesmem.data.items import read_questions
 from bayesmem.data.needles import DEPTHS, NEEDLE_TASKS, make_needles
-from bayesmem.data.passages import ask
+from bayesmem.data.passages import AskedPrompt, ask, ask_among
 from bayesmem.evaluate.answers import agreement, share_found
 from bayesmem.evaluate.item_store import Item
 from bayesmem.evaluate.subject import Prompt, Subject, Task, write_answers
@@ -67,24 +67,37 @@ def needle_task(
     return Task({"length": length, "seed": seed}, len(items), run, summarise)
 
 
-def recall_task(subject: Subject, path: Path, *, length: int | None) -> Task:
+def recall_task(
+    subject: Subject, path: Path, *, length: int | None, among_others: bool = False, seed: int = 0
+) -> Task:
     """Questions with their passage, or without: `contains`, `exact` and `f1`, means over questions.
 
-    The measures compare the first line that is written, see `bayesmem.evaluate.answers`.
+    The measures compare the first line that is written, see `bayesmem.evaluate.answers`; `whole`
+    is the share of passages that were not cut.
 
     Args:
       subject: the model.
       path: a file of questions, see `bayesmem.data.items`.
       length: tokens of prompt and answer, to which passages are cut; None for whole ones.
+      among_others: whether a passage stands among others of the file, as many as fit the length.
+      seed: of these others.
 
     Raises:
       ValueError: a bad file; a question does not fit the length (when it is asked).
     """
     items = read_questions(path)
     room = None if length is None else length - ANSWER_TOKENS
+    passages = list(dict.fromkeys(item.context for item in items if item.context))
+
+    def prompt(index: int) -> AskedPrompt:
+        if room is None or not among_others:
+            return ask(items[index], subject.tokenizer, room)
+        others = [passage for passage in passages if passage != items[index].context]
+        number = int(np.random.SeedSequence((seed, index)).generate_state(1)[0])
+        return ask_among(items[index], others, subject.tokenizer, room, seed=number)
 
     def run(indices: Sequence[int]) -> Iterator[tuple[int, Item]]:
-        asked = [ask(items[i], subject.tokenizer, room) for i in indices]
+        asked = [prompt(i) for i in indices]
         prompts = [Prompt(one.prompt, ANSWER_TOKENS, ("\n",)) for one in asked]
         for place, text in write_answers(subject, prompts):
             item = items[indices[place]]
@@ -102,7 +115,8 @@ def recall_task(subject: Subject, path: Path, *, length: int | None) -> Task:
     def summarise(results: Sequence[Item]) -> dict[str, float]:
         return {name: _mean(results, name) for name in ("contains", "exact", "f1", "whole")}
 
-    return Task({"length": length}, len(items), run, summarise)
+    options = {"length": length} | ({"seed": seed} if among_others else {})
+    return Task(options, len(items), run, summarise)
 
 
 def _mean(results: Sequence[Item], name: str) -> float:

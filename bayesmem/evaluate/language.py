@@ -19,7 +19,7 @@ from bayesmem.evaluate.choice_tasks import choice_task, last_word_task
 from bayesmem.evaluate.item_store import EVALUATIONS, evaluate_items
 from bayesmem.evaluate.scorer import Scorer
 from bayesmem.evaluate.subject import Subject, Task
-from bayesmem.evaluate.task_names import FILES, LAST_WORD, RECALL, TEXTS, TaskName
+from bayesmem.evaluate.task_names import AMONG_OTHERS, FILES, LAST_WORD, RECALL, TEXTS, TaskName
 from bayesmem.evaluate.text_tasks import text_task
 from bayesmem.train.checkpoint import restore_params
 from bayesmem.train.parts import build_model
@@ -139,8 +139,8 @@ def _file(name: TaskName, options: LanguageOptions) -> Path | None:
 
 
 def _with_length(name: TaskName, config: dict[str, Any]) -> TaskName:
-    """A needle task has a length: the run's own where no other is given."""
-    if name.task not in NEEDLE_TASKS or name.length is not None:
+    """What is filled up to a length has one: the run's own where no other is given."""
+    if name.length is not None or name.task not in {*NEEDLE_TASKS, *AMONG_OTHERS}:
         return name
     return name._replace(length=config["data"]["seq_len"])
 
@@ -161,6 +161,8 @@ def _task(subject: Subject, name: TaskName, file: Path | None, options: Language
         return text_task(subject, file, length=name.length)
     if name.task in RECALL:
         return recall_task(subject, file, length=name.length)
+    if name.task in AMONG_OTHERS:
+        return recall_task(subject, file, length=name.length, among_others=True, seed=options.seed)
     if name.task in LAST_WORD:
         return last_word_task(subject, file)
     return choice_task(subject, file)

@@ -18,6 +18,8 @@ RECALL = {
     "nq": "recall/nq_open_oracle.jsonl",
     "nq_closed": "recall/nq_open_dev_closedbook.jsonl",
 }
+AMONG_OTHERS = {"squad_long": RECALL["squad"], "nq_long": RECALL["nq"]}
+"""Questions whose passage stands among others, up to a length."""
 LAST_WORD = {"lambada": "zeroshot/lambada_openai_test.jsonl"}
 CHOICES = {
     "hellaswag": "zeroshot/hellaswag_val.jsonl",
@@ -27,7 +29,7 @@ CHOICES = {
     "arc_challenge": "zeroshot/arc_challenge_test.jsonl",
     "openbookqa": "zeroshot/openbookqa_test.jsonl",
 }
-FILES = TEXTS | RECALL | LAST_WORD | CHOICES | dict.fromkeys(NEEDLE_TASKS, ESSAY)
+FILES = TEXTS | RECALL | AMONG_OTHERS | LAST_WORD | CHOICES | dict.fromkeys(NEEDLE_TASKS, ESSAY)
 """Task to its file below the folder of all data."""
 GROUPS = {
     "niah": tuple(NEEDLE_TASKS),

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from bayesmem.data.items import Question, find_data, read_choices, read_last_words, read_questions
-from bayesmem.data.passages import ask
+from bayesmem.data.passages import ask, ask_among
 from bayesmem.data.tokenizers import load_tokenizer
 
 BYTES = load_tokenizer("bytes")
@@ -142,3 +142,40 @@ def test_question_that_does_not_fit():
     question = Question("who", ("a",), PASSAGE)
     with pytest.raises(ValueError, match=r"length: found room for 20 tokens .* at least \d+"):
         ask(question, BYTES, 20)
+
+
+OTHERS = [f"In year {year} there was{' much' * (year % 7)} rain." for year in range(1000, 1400)]
+
+
+@pytest.mark.parametrize("turns", [("", ""), ("<user> ", "\n<model>")], ids=["base", "chat"])
+@pytest.mark.parametrize("room", [300, 1024, 4096])
+def test_c24_questions_among_other_passages(room, turns, monkeypatch):
+    calls = []
+    encode = type(BYTES).encode
+    monkeypatch.setattr(type(BYTES), "encode", lambda *a: calls.append(1) or encode(*a))
+    question = Question("When was snow?", ("1005",), "Snow fell in 1005.")
+    starts = set()
+    for seed in range(5):
+        calls.clear()
+        made = ask_among(question, OTHERS, BYTES, room, seed=seed, turns=turns)
+        assert len(calls) <= 2 * room.bit_length() + 3
+        assert made.whole and made == ask_among(
+            question, OTHERS, BYTES, room, seed=seed, turns=turns
+        )
+        assert room - 65 < 1 + len(made.prompt.encode()) <= room
+        before, after = turns
+        assert made.prompt.startswith(before)
+        assert made.prompt.endswith(f"Question: When was snow?{after}\nAnswer:")
+        # Another passage with the answer would be another right one.
+        assert made.prompt.count("1005") == made.prompt.count("Snow fell in 1005.") == 1
+        starts.add(round(made.prompt.index("Snow") / room, 1))
+    assert len(starts) > 2 or room == 300
+
+
+def test_passage_that_does_not_fit_alone_is_cut_and_others_run_out():
+    question = Question("who", ("word30",), PASSAGE)
+    made = ask_among(question, OTHERS, BYTES, 150, turns=("<user> ", "\n<model>"))
+    assert not made.whole and "word30" in made.prompt and len(made.prompt) < 150
+    assert "rain" not in made.prompt and made.prompt.endswith("?\n<model>\nAnswer:")
+    few = ask_among(question, OTHERS[:3], BYTES, 4000)
+    assert few.whole and few.prompt.count("rain") == 3 and PASSAGE in few.prompt

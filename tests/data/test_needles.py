@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from bayesmem.data.haystacks import NOISE, read_words
-from bayesmem.data.needles import DEPTHS, NEEDLE_TASKS, NeedleTask, make_needles
+from bayesmem.data.needles import DEPTHS, NEEDLE_TASKS, NeedleTask, make_needles, other_needles
 from bayesmem.data.tokenizers import ByteTokenizer, load_tokenizer
 
 LENGTHS = (300, 1024, 4096)
@@ -99,6 +99,15 @@ def test_each_answer_is_hidden_once_and_belongs_to_its_key(name, essay):
             assert len(others) == (task.num_keys - task.num_queries) * task.num_values
         else:
             assert len(others) > 10
+
+
+def test_a_key_asked_for_is_in_no_other_needle():
+    task = NEEDLE_TASKS["niah_multikey_2"]
+    plain = other_needles(task, 3, (), 300)
+    key = plain[5].split()[4]
+    found = other_needles(task, 3, (key,), 299)
+    assert key in plain[5] and not any(f" {key} " in needle for needle in found)
+    assert [needle for needle in plain if f" {key} " not in needle][:290] == list(found[:290])
 
 
 def test_depth_is_where_the_needle_is(essay):

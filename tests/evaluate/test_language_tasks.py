@@ -263,6 +263,23 @@ def test_recall_reads_the_first_line(written, tmp_path):
         results(short)
 
 
+def test_recall_among_other_passages(written, tmp_path):
+    words = "red blue green grey".split()
+    records = [
+        {"question": f"who was {w}", "answers": [w[::-1]], "context": f"{w} {w[::-1]}"}
+        for w in words
+    ]
+    path = write(tmp_path / "q.jsonl", records)
+    prompts = []
+    written(lambda prompt: prompts.append(prompt) or "der")
+    task = recall_task(subject(), path, length=400, among_others=True, seed=1)
+    found = results(task)
+    assert task.options == {"length": 400, "seed": 1}
+    assert [result["exact"] for result in found] == [1, 0, 0, 0]
+    for prompt in prompts:
+        assert all(f"{word} {word[::-1]}" in prompt for word in words)
+
+
 def test_answers_keep_their_prompts(written):
     written(lambda prompt: prompt[::-1])
     prompts = [Prompt("a" * n + "b;c", 50 + n, (";",) if n % 2 else ()) for n in range(6)]
