@@ -79,8 +79,10 @@ def write_answers(subject: Subject, prompts: Sequence[Prompt]) -> Iterator[tuple
         scorer = subject.scorer
         written = greedy(scorer.model, scorer.params, filled, most, stops)
         for index, ids in zip(indices, written, strict=False):
-            prompt = prompts[index]
-            yield index, cut(tokenizer.decode(ids[: prompt.new_tokens]), prompt.until)
+            prompt, ids = prompts[index], ids[: prompts[index].new_tokens]
+            # A model may have more ids than its tokenizer; these stand for no text.
+            text = tokenizer.decode(ids[ids < tokenizer.vocab_size])
+            yield index, cut(text, prompt.until)
 
 
 def cut(text: str, until: Sequence[str]) -> str:
