@@ -39,14 +39,13 @@ def greedy(
     Raises:
       ValueError: an empty prompt, or max_new_tokens below 1.
     """
-    lengths = [len(prompt) for prompt in prompts]
-    if min(lengths, default=1) < 1 or max_new_tokens < 1:
-        raise ValueError(
-            f"found a shortest prompt of {min(lengths, default=1)} tokens and max_new_tokens = "
-            f"{max_new_tokens}; wanted at least 1 of each"
-        )
+    if max_new_tokens < 1:
+        raise ValueError(f"max_new_tokens: found {max_new_tokens}, wanted at least 1")
     if not prompts:
         return []
+    lengths = [len(prompt) for prompt in prompts]
+    if min(lengths) < 1:
+        raise ValueError(f"prompts: row {lengths.index(0)} is empty; wanted at least one token")
     longest = max(lengths)
     model = with_capacity(model, longest + max_new_tokens, CHUNK)
     total = -(-longest // CHUNK) * CHUNK if longest > CHUNK else padded_length(longest, CHUNK)

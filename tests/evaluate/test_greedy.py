@@ -52,7 +52,7 @@ def test_hybrid_with_a_cache_too_small_for_the_prompt():
 def test_errors():
     model, params = LanguageModel(cases.config("gated_deltanet")), {}
     assert greedy(model, params, [], NEW, ()) == []
-    with pytest.raises(ValueError, match="shortest prompt of 0 tokens"):
+    with pytest.raises(ValueError, match="prompts: row 0 is empty"):
         greedy(model, params, [np.zeros(0, np.int32)], NEW, ())
-    with pytest.raises(ValueError, match="max_new_tokens = 0"):
+    with pytest.raises(ValueError, match="max_new_tokens: found 0"):
         greedy(model, params, prompts(), 0, ())
