@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = ("bayesmem", "kernels_pallas")
 OURS = (*PACKAGES, "configs", "launch", "tests")
 # Where the name that is imported is not the name that is installed.
-DISTRIBUTIONS = {"absl": "absl-py", "orbax": "orbax-checkpoint"}
+DISTRIBUTIONS = {"absl": "absl-py", "orbax": "orbax-checkpoint", "lm_eval": "lm-eval"}
 # Required without an import of ours yet: what the GPU kernels stand on, and tools.
 NOT_IMPORTED = {"jax-triton", "pytest-xdist", "ruff", "mypy"}
 
@@ -63,7 +63,7 @@ def test_setup_reads_the_one_list(arguments):
     lines = (ROOT / "requirements.txt").read_text().splitlines()
     listed = [line for line in lines if line and not line.startswith("#")]
     extras = arguments["extras_require"]
-    assert set(extras) == {"test", "gpu", "wandb", "data", "peers"}
+    assert set(extras) == {"test", "gpu", "wandb", "data", "peers", "harness"}
     assert listed == arguments["install_requires"] + [r for found in extras.values() for r in found]
 
 
@@ -78,10 +78,11 @@ def test_requirements_are_what_is_imported(arguments):
     core = {project_name(line) for line in arguments["install_requires"]}
     extras = arguments["extras_require"]
     test = {project_name(line) for line in extras["test"]}
-    optional = {project_name(line) for name in ("gpu", "wandb", "data") for line in extras[name]}
+    names = ("gpu", "wandb", "data", "harness")
+    optional = {project_name(line) for name in names for line in extras[name]}
     used = imported(*PACKAGES, "configs", "launch")
     assert used <= core | optional
-    assert imported("tests") <= core | test
+    assert imported("tests") <= core | test | {"lm-eval"}  # skipped where it is not installed
     assert core | test <= used | imported("tests") | NOT_IMPORTED
 
 

@@ -39,7 +39,8 @@ OUTSIDE = {
     "configs": {"ml_collections"},
 }
 FORBIDDEN_NAMES = ("utils", "util", "common", "helpers", "helper", "wrapper", "misc")
-BASES = ("nn.Module", "NamedTuple", "Protocol", "Exception")
+# The harness takes a model only if it inherits from its own class.
+BASES = ("nn.Module", "NamedTuple", "Protocol", "Exception", "lm_eval.api.model.LM")
 
 
 def sources(*folders):

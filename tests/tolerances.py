@@ -21,6 +21,9 @@ _RELATIVE = {
     ("3 parts", "gradient"): 5e-6,
 }
 
+SCORE_LIMIT = 1e-4
+"""Nats by which scores of one row may differ between batch sizes, and between scorers."""
+
 
 def _arithmetic(dtype) -> str:
     """The name of a dtype in the table; names of the table stand for themselves."""

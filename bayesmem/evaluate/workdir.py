@@ -10,6 +10,7 @@ from typing import Any
 import jax
 
 from bayesmem.data.loader import make_eval_batches
+from bayesmem.data.tokenizers import load_tokenizer
 from bayesmem.evaluate.perplexity import perplexity
 from bayesmem.evaluate.recall import recall
 from bayesmem.train.checkpoint import restore_params
@@ -23,7 +24,6 @@ from bayesmem.train.workdir import CHECKPOINTS, read_config
 logger = logging.getLogger(__name__)
 
 EVALUATION = "evaluation.json"
-MEASURES = {"mqar": recall, "text": perplexity}
 
 
 def evaluate_workdir(workdir: Path, max_batches: int | None = None) -> dict[str, Any]:
@@ -55,7 +55,11 @@ def evaluate_workdir(workdir: Path, max_batches: int | None = None) -> dict[str,
         process_count=jax.process_count(),
     )
     task = config["data"]["task"]
-    measured = MEASURES[task](model, params, batches, mesh)
+    if task == "text":
+        tokenizer = load_tokenizer(config["data"].get("tokenizer", "bytes"))
+        measured = perplexity(model, params, batches, mesh, tokenizer)
+    else:
+        measured = recall(model, params, batches, mesh)
     kind = {"step": step, "task": task, "split": "test", "max_batches": max_batches}
     return kind | measured
 

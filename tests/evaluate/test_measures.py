@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from bayesmem.data.tokenizers import ByteTokenizer
 from bayesmem.evaluate.perplexity import perplexity, position_edges
 from bayesmem.evaluate.recall import recall
 from bayesmem.train.settings import MeshSettings
@@ -126,6 +127,25 @@ def test_perplexity_by_position_in_the_document(toy):
     assert (found["tokens"], found["bytes"]) == (count, size) and size < count
     np.testing.assert_allclose(found["perplexity"], np.exp(total / count), **close)
     np.testing.assert_allclose(found["bits_per_byte"], total / size / np.log(2), **close)
+
+
+class SyllableTokenizer(ByteTokenizer):
+    """As if every token were three bytes of text."""
+
+    name = "syllables"
+
+    def decode(self, ids):
+        return "abc" * int(np.sum(np.asarray(ids) != self.document_end))
+
+
+def test_bits_per_byte_are_of_bytes_whatever_the_tokenizer(toy):
+    model, params, mesh = toy
+    found = perplexity(model, params, text_batches(), mesh, SyllableTokenizer())
+    plain = perplexity(model, params, text_batches(), mesh)
+    assert found["bytes"] == 3 * plain["bytes"] and found["loss"] == plain["loss"]
+    assert found["bits_per_byte"] == pytest.approx(plain["bits_per_byte"] / 3)
+    for row, whole in zip(found["by_position"], plain["by_position"], strict=True):
+        assert row["bytes"] == 3 * whole["bytes"]
 
 
 def test_buckets_without_tokens_are_left_out(toy):
