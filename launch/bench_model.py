@@ -26,7 +26,7 @@ _BATCHES = flags.DEFINE_multi_integer("batches", [1], "Rows decoded together.")
 _BATCH_SIZE = flags.DEFINE_integer("batch_size", None, "Rows a step of training; default: config.")
 _SEQ_LEN = flags.DEFINE_integer("seq_len", None, "Tokens a row of training; default: config.")
 _REPEATS = flags.DEFINE_integer("repeats", 10, "Timed calls of each program.")
-_PEERS = flags.DEFINE_list("peers", [], "Other libraries to time too: fla.")
+_PEERS = flags.DEFINE_multi_enum("peers", [], ["fla"], "Other libraries to time too.")
 _OUTPUT = flags.DEFINE_string("output", None, "JSON file to write; must not exist.")
 
 
@@ -40,6 +40,8 @@ def main(argv: list[str]) -> None:
         raise FileExistsError(f"--output: {output} exists already and is left as it is")
     if _PEERS.value:
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    if not _MIXERS.value:
+        raise ValueError("--mixers: found none, wanted one at least")
     options = ModelOptions(
         tuple(_MODES.value), tuple(_CONTEXTS.value), tuple(_BATCHES.value), _REPEATS.value
     )

@@ -35,7 +35,7 @@ from bayesmem.data.tokenizers import Tokenizer
 FILLERS = ("noise", "essay", "needles")
 SPARE_TOKENS = 16
 """Tokens for the answer beyond those of the answer itself."""
-DEPTHS = tuple(i / 10 for i in range(11))
+DEPTHS = tuple(4 * i % 11 / 10 for i in range(11))  # the first few are from all over
 
 
 @dataclasses.dataclass(frozen=True)

@@ -80,7 +80,7 @@ def evaluate_items(
         "items": items,
     }
     write_json(path, whole)
-    partial.unlink()
+    partial.unlink(missing_ok=True)  # another process may have ended first
     return whole
 
 

@@ -21,6 +21,7 @@ from bayesmem.evaluate.scorer import Scorer
 from bayesmem.evaluate.subject import Subject, Task
 from bayesmem.evaluate.task_names import AMONG_OTHERS, FILES, LAST_WORD, RECALL, TEXTS, TaskName
 from bayesmem.evaluate.text_tasks import text_task
+from bayesmem.models.state_file import describe_model
 from bayesmem.train.checkpoint import restore_params
 from bayesmem.train.parts import build_model
 from bayesmem.train.settings import MeshSettings
@@ -82,10 +83,13 @@ def evaluate_language(
     config = read_config(workdir)
     names = [_with_length(name, config) for name in names]
     tasks = [_task(subject, *pair, options) for pair in zip(names, files, strict=True)]
+    scorer = subject.scorer
+    parameters = describe_model(scorer.model, scorer.params)["parameters"]
     for name, file, task in zip(names, files, tasks, strict=True):
         identity = {
             "task": name.file_name,
             "step": step,
+            "parameters": parameters,
             "options": task.options,
             "tokenizer": subject.tokenizer.fingerprint,
             "file": None if file is None else _digest(file),

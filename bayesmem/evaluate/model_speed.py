@@ -52,6 +52,8 @@ class ModelOptions:
 
     def __post_init__(self) -> None:
         """Raises ValueError naming what cannot be used."""
+        if not self.modes:
+            raise ValueError(f"modes: found none, wanted some of {', '.join(MODES)}")
         for mode in self.modes:
             if mode not in MODES:
                 raise ValueError(f"modes: found {mode!r}, wanted some of {', '.join(MODES)}")
@@ -85,14 +87,17 @@ def bench_model(config: Mapping[str, Any], options: ModelOptions) -> Iterator[di
 
     Yields:
       For each program `model`, `implementation`, `mode`, `batch`, `tokens` (of a row of training,
-      or the context), `parameters`, and `ms`, `tokens_per_s` and `peak_mb`, or `error`.
+      or the context), `parameters`, and `ms` of a call, `tokens_per_s` (of `DECODED` tokens a row
+      in a call of decoding) and `peak_mb`, or `error`.
     """
     model_config = ModelConfig.from_dict(config["model"])
     name = "+".join(model_config.mixers)
     for mode, batch, tokens in _programs(config, options):
         row: dict[str, Any] = {"model": name, "implementation": "bayesmem", "mode": mode}
         row |= {"batch": batch, "tokens": tokens, "parameters": _count(model_config)}
-        yield row | measured(functools.partial(_build, config, mode, batch, tokens), options)
+        yield row | measured(
+            functools.partial(_build, config, options.repeats, mode, batch, tokens), options
+        )
 
 
 def measured(build: Callable[[], Program], options: ModelOptions) -> dict[str, Any]:
@@ -123,12 +128,12 @@ def _programs(config: Mapping[str, Any], options: ModelOptions) -> Iterator[tupl
                 yield "decode", batch, context
 
 
-def _build(config: Mapping[str, Any], mode: str, batch: int, tokens: int) -> Program:
-    """Compiles one program."""
+def _build(config: Mapping[str, Any], calls: int, mode: str, batch: int, tokens: int) -> Program:
+    """Compiles one program, to be called so often and once before."""
     if mode == "train":
         return _training(config, batch, tokens)
     own = ModelConfig.from_dict(config["model"])
-    own = dataclasses.replace(own, max_length=tokens + DECODED * 64)
+    own = dataclasses.replace(own, max_length=tokens + DECODED * (calls + 1))
     model: Any = LanguageModel(own)  # Flax's `apply` returns what it runs
     init = jax.jit(lambda key: nn.meta.unbox(model.init(key, jnp.zeros((1, 2), jnp.int32))))
     params = init(jax.random.key(0))

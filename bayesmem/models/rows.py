@@ -18,7 +18,7 @@ def take_rows(table: Float[Array, "V W"], rows: Int[Array, "*N"]) -> Float[Array
 
     Args:
       table: [V, W].
-      rows: [*N] int32, numbers of rows, not negative.
+      rows: [*N] int32, numbers of rows; negative ones count from the end.
 
     Returns:
       [*N, W], of the table's dtype.
@@ -33,12 +33,14 @@ def sum_rows(
 
     Args:
       values: [N, W], summed in float32.
-      rows: [N] int32, the row of each; those beyond `count` are left out.
+      rows: [N] int32, not negative, the row of each; those beyond `count` are left out.
       count: number of rows.
 
     Returns:
       [count, W] float32.
     """
+    if not rows.size:
+        return jnp.zeros((count, values.shape[1]), jnp.float32)
     order = jnp.argsort(rows, stable=True)
     rows, values = rows[order], values[order].astype(jnp.float32)
     turns = rows[1:] != rows[:-1]  # [N - 1]
@@ -62,8 +64,9 @@ def _take(table: jax.Array, rows: jax.Array) -> tuple[jax.Array, tuple[jax.Array
 
 def _pull(kept: tuple[jax.Array, jax.Array], cotangent: jax.Array) -> tuple[jax.Array, None]:
     rows, table = kept  # without columns: its length and dtype
-    flat = cotangent.reshape(-1, cotangent.shape[-1])
-    sums = sum_rows(flat, rows.reshape(-1), table.shape[0])
+    flat, count = cotangent.reshape(-1, cotangent.shape[-1]), table.shape[0]
+    rows = jnp.where(rows < 0, rows + count, rows).reshape(-1)
+    sums = sum_rows(flat, jnp.where(rows < 0, count, rows), count)
     return sums.astype(table.dtype), None
 
 

@@ -62,6 +62,8 @@ def row_keys(seed: int, batch: int) -> RowKeys:
       seed: any whole number that an int64 holds.
       batch: B.
     """
+    if not -(2**63) <= seed < 2**63:
+        raise ValueError(f"seed: found {seed}, wanted a whole number that an int64 holds")
     key = jax.random.key(seed)
     return jax.vmap(lambda row: jax.random.fold_in(key, row))(jnp.arange(batch))
 

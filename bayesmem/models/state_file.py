@@ -110,7 +110,7 @@ def describe_model(model: LanguageModel, params: Any) -> dict[str, Any]:
     config = dataclasses.asdict(model.config)
     # How gradients are made changes no state, nor does the capacity of caches that are not there.
     attends = any(name.partition("/")[0] == "attention" for name in model.config.mixers)
-    for name in ("remat", "repeatable", *(() if attends else ("max_length",))):
+    for name in ("remat", "remat_saves", "repeatable", *(() if attends else ("max_length",))):
         config.pop(name)
     digest = hashlib.sha256()
     for name, leaf in _leaves(params).items():

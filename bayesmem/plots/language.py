@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,8 @@ _LINES = ("-", "--", ":")
 def plot_losses(workdirs: Mapping[str, Path], folder: Path) -> list[Path]:
     """Draws validation loss over the tokens trained on, and over the seconds that took.
 
-    Seconds are those of training steps alone: compilation, evaluation and checkpoints are left out.
+    Seconds are those of training steps alone: compilation, evaluation and checkpoints are left out,
+    and the first steps of a process, of unknown speed, count as fast as those after them.
 
     Args:
       workdirs: label to the directory of a training run.
@@ -90,10 +92,11 @@ def _curve(workdir: Path) -> tuple[list[float], list[float], list[float]]:
     config = json.loads(config_path.read_text())
     a_step = config["train"]["batch_size"] * config["data"]["seq_len"]
     tokens, seconds, losses = list[float](), list[float](), list[float]()
-    clock, step = 0.0, 0
-    for row in read_rows(path):
+    rows, clock, step = read_rows(path), 0.0, 0
+    for number, row in enumerate(rows):
         if row["split"] == "train":
-            clock += (row["step"] - step) * a_step / row["tokens_per_second"]
+            speed = next((r["tokens_per_second"] for r in rows[number:] if _has_speed(r)), math.inf)
+            clock += (row["step"] - step) * a_step / speed
             step = row["step"]
         else:
             tokens.append(row["step"] * a_step)
@@ -104,12 +107,19 @@ def _curve(workdir: Path) -> tuple[list[float], list[float], list[float]]:
     return tokens, seconds, losses
 
 
+def _has_speed(row: Mapping[str, Any]) -> bool:
+    """Whether a row has a speed: the first step of a process is left out of it."""
+    return row["split"] == "train" and row["tokens_per_second"] > 0
+
+
 def _by_length(workdir: Path, task: str) -> dict[int, Sequence[tuple[float, float]]]:
     """Prompt length to (depth, mean score) in order."""
     paths = sorted((workdir / "evaluations").glob(f"{task}@*.json"))
     read = [json.loads(path.read_text()) for path in paths]
     found = {
-        result["length"]: [(depth, score) for depth, score in result["result"]["by_depth"]]
+        result["options"]["length"]: [
+            (depth, score) for depth, score in result["result"]["by_depth"]
+        ]
         for result in read
     }
     if not found:

@@ -126,12 +126,22 @@ def mark_begun(directory: Path, group: Group) -> None:
 
 
 def begun_groups(checkpoints: Path) -> list[Group]:
-    """Returns the groups that have checkpoints, finished or not."""
+    """Returns the groups that have checkpoints, finished or not.
+
+    Raises:
+      ValueError: a file does not say which runs they are; names it.
+    """
     groups = []
     for path in sorted(checkpoints.glob(f"*/{BEGUN}")):
         if any(path.parent.glob("step_*")):
-            runs = tuple(Run(*run) for run in json.loads(path.read_text()))
-            groups.append(Group(runs[0].mixer, runs[0].width, runs))
+            try:
+                runs = tuple(Run(*run) for run in json.loads(path.read_text()))
+                groups.append(Group(runs[0].mixer, runs[0].width, runs))
+            except (ValueError, TypeError, IndexError, KeyError) as error:
+                raise ValueError(
+                    f"{path}: found no list of runs ({type(error).__name__}: {error}); without its "
+                    "folder they are trained again"
+                ) from error
     return groups
 
 
@@ -172,8 +182,10 @@ def read_results(folder: Path) -> list[dict[str, Any]]:
     for path in sorted((folder / RESULTS).glob("*.json")):
         try:
             result = json.loads(path.read_text())
-            runs_of(result)
-        except (ValueError, TypeError, KeyError) as error:
+            set(runs_of(result))
+            for run in result["runs"]:
+                dict(run["tests"]), dict(run["curve"])
+        except (OSError, ValueError, TypeError, KeyError) as error:
             raise ValueError(
                 f"{path}: found no result of a sweep ({type(error).__name__}: {error}); without "
                 "the file its runs are tested again, from their checkpoint"

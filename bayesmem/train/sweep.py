@@ -19,6 +19,7 @@ import math
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,7 @@ from bayesmem.train.sweep_file import write_sweep
 from bayesmem.train.tasks import build_task
 from bayesmem.train.together import (
     StepMetrics,
+    Test,
     compiled_tests,
     create_runs,
     make_train_steps,
@@ -180,12 +182,21 @@ def _train_group(
                 return None
         seconds, tested = time.monotonic() - begin, {}
         for name, program in programs.items():
-            if stop.received is not None:  # the last checkpoint is there: only tests are left
-                return None
             bar.set_postfix({"test": name})
-            tested[name] = means_of_runs(program()(state.params, task.tests[name]))
+            test = _waited_for(program, stop)
+            if test is None:  # the last checkpoint is there: only tests are left
+                return None
+            tested[name] = means_of_runs(test(state.params, task.tests[name]))
     result = _result(config, group, tested, state, curve)
     return result | {"seconds": round(seconds, 1)}
+
+
+def _waited_for(program: Future[Test], stop: StopSignal) -> Test | None:
+    """Returns a program when it is compiled, or None when a signal has come."""
+    while stop.received is None:
+        if wait([program], timeout=0.2).done:
+            return program.result()
+    return None
 
 
 def _result(

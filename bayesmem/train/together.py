@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -179,7 +179,7 @@ def make_test(task: Task, name: str) -> Any:
 
 
 @contextlib.contextmanager
-def compiled_tests(task: Task, params: PyTree) -> Iterator[dict[str, Callable[[], Test]]]:
+def compiled_tests(task: Task, params: PyTree) -> Iterator[dict[str, Future[Test]]]:
     """Compiles all tests on other threads: long before they are wanted, while runs are trained.
 
     Args:
@@ -187,15 +187,15 @@ def compiled_tests(task: Task, params: PyTree) -> Iterator[dict[str, Callable[[]
       params: [R, ...], as of those to be tested.
 
     Yields:
-      For each test a function that waits for its program and returns it: `(params, entries)` to
-      Tally, as of `make_test`. What is not begun when the context is left is not compiled.
+      For each test its program to come: `(params, entries)` to Tally, as of `make_test`. What is
+      not begun when the context is left is not compiled.
     """
     shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), params)
     pool = ThreadPoolExecutor(max(1, (os.cpu_count() or 1) // 2), "compile")
     try:
         # Traced here: settings of JAX that a caller has made for its thread are this thread's.
         lowered = {n: make_test(task, n).lower(shapes, x) for n, x in task.tests.items()}
-        yield {name: pool.submit(program.compile).result for name, program in lowered.items()}
+        yield {name: pool.submit(program.compile) for name, program in lowered.items()}
     finally:
         pool.shutdown(wait=False, cancel_futures=True)
 

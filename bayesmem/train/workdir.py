@@ -38,7 +38,13 @@ MAY_DIFFER = (
 )
 
 # What the config of an earlier version means that does not have a key.
-ABSENT_MEANS = {"data.tokenizer": "bytes"}
+ABSENT_MEANS = {
+    "data.tokenizer": "bytes",
+    "model.remat_saves": "nothing",
+    "model.scan_layers": False,
+    "train.loss_tokens": 0,
+    "train.z_loss": 0.0,
+}
 
 
 def claim_workdir(workdir: Path, config: Mapping[str, Any]) -> None:

@@ -50,6 +50,17 @@ def test_gradient_is_that_of_an_indexed_read(rng):
         assert_close(own, plain, jnp.float32, "gradient")
 
 
+@pytest.mark.parametrize("rows", [[-1, 4, 4], [4, -1, -5, 0], [-6, 5, 2], []])
+def test_numbers_from_the_end_beyond_it_and_none_are_as_in_an_indexed_read(rng, rows):
+    table = jnp.asarray(rng.standard_normal((5, 3)), jnp.float32)
+    rows = jnp.asarray(rows, jnp.int32)
+    found, pull = jax.vjp(lambda t: take_rows(t, rows), table)
+    wanted, plain = jax.vjp(lambda t: jnp.take(t, rows, axis=0), table)
+    np.testing.assert_array_equal(found, wanted)
+    cotangent = jnp.asarray(rng.standard_normal(found.shape), jnp.float32)
+    assert_close(pull(cotangent)[0], plain(cotangent)[0], jnp.float32, "gradient")
+
+
 @pytest.mark.parametrize("tied", [True, False])
 def test_model_is_the_same_function(rng, tied):
     tokens = jnp.asarray(rng.integers(0, 9, (2, 8)))

@@ -25,13 +25,21 @@ def needles(folder, length, scores):
     (folder / "evaluations").mkdir(exist_ok=True)
     result = {"by_depth": [[depth, score] for depth, score in scores.items()]}
     path = folder / "evaluations" / f"niah_single_1@{length}.json"
-    path.write_text(json.dumps({"length": length, "result": result}))
+    path.write_text(json.dumps({"options": {"length": length, "seed": 0}, "result": result}))
 
 
 def test_tokens_and_seconds_of_a_curve(tmp_path):
     tokens, seconds, losses = language._curve(run(tmp_path / "a", rate=50.0))
     assert tokens == [200, 400, 600] and seconds == [4.0, 8.0, 12.0]
     assert losses[0] == 3.0 and losses[1] != losses[1] and losses[2] == 2.0
+
+
+def test_a_first_step_without_a_speed_counts_like_the_next(tmp_path):
+    path = run(tmp_path / "a") / "metrics.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    rows[0]["tokens_per_second"] = rows[4]["tokens_per_second"] = 0.0
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert language._curve(tmp_path / "a")[1] == [2.0, 4.0, 4.0]
 
 
 def test_all_runs_are_in_one_figure(tmp_path):

@@ -95,7 +95,8 @@ def test_bad_values_are_named(change, message):
 def test_results_are_read_back(tmp_path):
     folder = tmp_path / "results"
     folder.mkdir()
-    result = {"mixer": "gla", "width": 8, "runs": [{"learning_rate": 1e-3, "seed": 2}]}
+    parts = {"tests": {}, "curve": {}}
+    result = {"mixer": "gla", "width": 8, "runs": [{"learning_rate": 1e-3, "seed": 2} | parts]}
     (folder / "a.json").write_text(json.dumps(result))
     assert done_runs(read_results(tmp_path)) == [Run("gla", 8, 1e-3, 2)]
     more = {"learning_rate": 1e-2, "seed": 0}
@@ -104,4 +105,27 @@ def test_results_are_read_back(tmp_path):
     assert within(both, [Run("gla", 16, 1e-3, 2)]) == []
     (folder / "b.json").write_text("{}")
     with pytest.raises(ValueError, match=r"b\.json: found no result of a sweep"):
+        read_results(tmp_path)
+
+
+def test_a_damaged_list_of_begun_runs_is_named(tmp_path):
+    folder = tmp_path / "checkpoints" / "gla-w8-0"
+    (folder / "step_00000001").mkdir(parents=True)
+    for text in ("", "[]", "{}", "[[1]]"):
+        (folder / "runs.json").write_text(text)
+        with pytest.raises(ValueError, match=r"runs\.json: found no list of runs"):
+            begun_groups(tmp_path / "checkpoints")
+
+
+@pytest.mark.parametrize(
+    "runs",
+    [
+        '[{"seed": 0, "learning_rate": 1}]',
+        '[{"learning_rate": [1], "seed": 0, "tests": {}, "curve": {}}]',
+    ],
+)
+def test_a_result_without_its_parts_is_named(tmp_path, runs):
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "x.json").write_text(f'{{"mixer": "gla", "width": 8, "runs": {runs}}}')
+    with pytest.raises(ValueError, match=r"x\.json: found no result of a sweep"):
         read_results(tmp_path)
