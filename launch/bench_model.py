@@ -12,7 +12,7 @@ from pathlib import Path
 
 from absl import app, flags, logging
 
-from bayesmem.evaluate.model_peers import bench_peer
+from bayesmem.evaluate.model_peers import bench_peer, require
 from bayesmem.evaluate.model_speed import MODES, ModelOptions, bench_model
 from bayesmem.train.provenance import provenance
 from configs import common, pretrain
@@ -40,11 +40,14 @@ def main(argv: list[str]) -> None:
         raise FileExistsError(f"--output: {output} exists already and is left as it is")
     if _PEERS.value:
         os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+        require()
     if not _MIXERS.value:
         raise ValueError("--mixers: found none, wanted one at least")
     options = ModelOptions(
         tuple(_MODES.value), tuple(_CONTEXTS.value), tuple(_BATCHES.value), _REPEATS.value
     )
+    if output is not None:  # what cannot be written is known before anything is timed
+        output.parent.mkdir(parents=True, exist_ok=True)
     found = {"size": _SIZE.value, **provenance(), "rows": []}
     for mixer in _MIXERS.value:
         config = pretrain.get_config(f"{_SIZE.value},{mixer}").unlock()
@@ -56,7 +59,6 @@ def main(argv: list[str]) -> None:
             found["rows"].append(row)
             print(" ".join(f"{k}={_short(v)}" for k, v in row.items()), file=sys.stderr)
             if output is not None:
-                output.parent.mkdir(parents=True, exist_ok=True)
                 output.write_text(json.dumps(found, indent=1) + "\n")
     print(json.dumps(found["rows"], indent=1))
 

@@ -27,22 +27,31 @@ CONFIGS = {
 """Our mixers and fla's configuration of a model with the same memory."""
 
 
-def bench_peer(config: Mapping[str, Any], options: ModelOptions) -> Iterator[dict[str, Any]]:
-    """Times fla's model of the same mixer, width, depth, MLP and vocabulary.
-
-    Arguments and rows are those of `model_speed.bench_model`; what fla does not have is left out.
+def require() -> None:
+    """Raises unless fla's models can be timed here: known before ours have been.
 
     Raises:
       ImportError: fla, torch or transformers is not installed.
       NotImplementedError: torch finds no GPU.
     """
+    torch = _import("torch")
+    for name in ("transformers", "fla.models"):
+        _import(name)
+    if not torch.cuda.is_available():
+        raise NotImplementedError("peers: torch finds no GPU, and fla's models need one")
+
+
+def bench_peer(config: Mapping[str, Any], options: ModelOptions) -> Iterator[dict[str, Any]]:
+    """Times fla's model of the same mixer, width, depth, MLP and vocabulary.
+
+    Arguments and rows are those of `model_speed.bench_model`; what fla does not have is left out.
+    Errors are those of `require`.
+    """
     model_config = ModelConfig.from_dict(config["model"])
     name = "+".join(model_config.mixers)
     if name not in CONFIGS:
         return
-    torch = _import("torch")
-    if not torch.cuda.is_available():
-        raise NotImplementedError("peers: torch finds no GPU, and fla's models need one")
+    require()
     model = _model(name, model_config)
     count = sum(x.numel() for x in {id(p): p for p in model.parameters()}.values())
     row = {"model": name, "implementation": "fla", "parameters": count}

@@ -83,6 +83,8 @@ def test_a_peer_that_is_not_there_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(ImportError, match="torch cannot be imported.*peers"):
         next(model_peers.bench_peer(small("gla"), ModelOptions()))
+    with pytest.raises(ImportError, match="torch cannot be imported"):
+        model_peers.require()
     assert list(model_peers.bench_peer(small("ramnet"), ModelOptions())) == []
 
 
