@@ -1,5 +1,6 @@
 """Jobs of a preparation: each makes one shard of some documents, in processes of their own."""
 
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -107,7 +108,8 @@ def run_jobs(
             if shard := earlier.get(_name(job)):
                 yield job, shard
                 continue
-            pending[pool.submit(_write, job, place)] = job
+            with _interrupts_held_back():
+                pending[pool.submit(_write, job, place)] = job
             # Two jobs a process: one is done, one waits in memory.
             while len(pending) >= 2 * processes:
                 yield from _ended(pending)
@@ -124,9 +126,31 @@ def _ended(
         yield pending.pop(future), future.result()
 
 
+@contextlib.contextmanager
+def _interrupts_held_back() -> Iterator[None]:
+    """A process started in this context never sees Ctrl-C, this one sees it at the end.
+
+    A new process has the signal mask of the thread that started it, while a handler of its own
+    would come only after it has imported what it runs. The mask alone does not hold the signal back
+    here, where other threads take it.
+    """
+    received: list[int] = []
+    # Python runs and sets handlers in the main thread alone.
+    main = threading.current_thread() is threading.main_thread()
+    previous = signal.signal(signal.SIGINT, lambda n, _: received.append(n)) if main else None
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        if main:
+            signal.signal(signal.SIGINT, previous)
+    if received:
+        signal.raise_signal(signal.SIGINT)
+
+
 def _start_worker() -> None:
-    """Leaves Ctrl-C to the process that started this one, and ends with it even if it is killed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """Ends with the process that started this one even if that is killed."""
     parent = multiprocessing.parent_process()
     assert parent is not None
 
