@@ -21,7 +21,7 @@ from flax import linen as nn
 from bayesmem.evaluate.device_time import milliseconds
 from bayesmem.models import LanguageModel, LMState, ModelConfig, parameter_counts
 from bayesmem.models.context import state_at
-from bayesmem.train.objective import Scoring
+from bayesmem.train.objective import Scoring, next_token
 from bayesmem.train.optimizer import make_optimizer, make_schedule
 from bayesmem.train.settings import Settings
 from bayesmem.train.sharding import make_mesh, put_batch
@@ -149,12 +149,11 @@ def _training(config: Mapping[str, Any], batch: int, tokens: int) -> Program:
     optimizer = make_optimizer(settings.optimizer, options.steps)
     state, shardings = create_state(model, optimizer, 0, mesh)
     step: Any = make_train_step(
-        model,
+        next_token(model, Scoring(options.loss_tokens, options.z_loss)),
         optimizer,
         schedule,
         shardings,
         grad_accumulation=options.grad_accumulation,
-        scoring=Scoring(options.loss_tokens, options.z_loss),
     )
     drawn = _tokens((batch, tokens + 1), model.config.vocab_size)
     rows = put_batch(mesh, {"inputs": drawn[:, :-1], "targets": drawn[:, 1:]})

@@ -13,25 +13,32 @@ is given again, and ends bit for bit where it would have ended.
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from bayesmem.train.checkpoint import abstract_state, prune, restore_newest, save_checkpoint
-from bayesmem.train.losses import LossSums
-from bayesmem.train.objective import Scoring
+from bayesmem.train.losses import Batch
+from bayesmem.train.objective import Objective, Scoring, next_token
 from bayesmem.train.optimizer import make_optimizer, make_schedule
 from bayesmem.train.parts import Loader, NumpyBatch, Parts, build_parts
 from bayesmem.train.records import METRICS, read_rows, write_json
 from bayesmem.train.report import Report
 from bayesmem.train.settings import Settings
 from bayesmem.train.sharding import Mesh, check_batch_size, make_mesh, put_batch
-from bayesmem.train.step import create_state, make_eval_step, make_train_step
+from bayesmem.train.step import (
+    Metrics,
+    TrainState,
+    create_state,
+    make_eval_step,
+    make_train_step,
+)
 from bayesmem.train.stop_signal import StopSignal
 from bayesmem.train.workdir import CHECKPOINTS, RESULT, claim_workdir
 
@@ -67,47 +74,85 @@ def fit(
     parts: Parts, settings: Settings, workdir: Path, config: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
     """Runs the steps that are left; see `train`, which builds the parts."""
-    options, directory = settings.train, workdir / CHECKPOINTS
-    mesh = make_mesh(settings.mesh)
+    options, mesh = settings.train, make_mesh(settings.mesh)
     check_batch_size(options.batch_size, options.grad_accumulation, mesh)
     schedule = make_schedule(settings.optimizer, options.steps)
     optimizer = make_optimizer(settings.optimizer, options.steps)
     state, shardings = create_state(parts.model, optimizer, settings.seed, mesh)
+    objective = next_token(parts.model, Scoring(options.loss_tokens, options.z_loss))
+    step = make_train_step(
+        objective, optimizer, schedule, shardings, grad_accumulation=options.grad_accumulation
+    )
+    measure = make_eval_step(objective)
 
+    def evaluation(params: Any) -> dict[str, float]:
+        return evaluate(objective, functools.partial(measure, params), parts.eval_batches, mesh)
+
+    program = Program(state, step, evaluation)
+    return run_steps(program, parts.loader, settings, workdir, config)
+
+
+class Program(NamedTuple):
+    """What the steps of a run are.
+
+    Attributes:
+      state: the state it starts with, on the mesh.
+      step: (state, batch) -> (state, metrics), see `make_train_step`.
+      evaluate: from parameters to the means on the validation split.
+      evaluates_first: whether there is an evaluation before the first step.
+    """
+
+    state: TrainState
+    step: Callable[[TrainState, Batch], tuple[TrainState, Metrics]]
+    evaluate: Callable[[Any], dict[str, float]]
+    evaluates_first: bool = False
+
+
+def run_steps(
+    program: Program,
+    loader: Loader,
+    settings: Settings,
+    workdir: Path,
+    config: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    """Continues a program from its newest usable checkpoint to its last step.
+
+    Args:
+      program: what is run.
+      loader: its batches; goes to the checkpoint's place.
+      settings: how many steps, and when to log, to evaluate and to save.
+      workdir: the run's directory, claimed.
+      config: the config shown by the writers of the run.
+
+    Returns:
+      As `train`.
+    """
+    options, directory, state = settings.train, workdir / CHECKPOINTS, program.state
+    mesh = make_mesh(settings.mesh)
     restored = restore_newest(directory, abstract_state(state))
     if restored is not None:
         logger.info("continuing from step %d of %s", restored.step, workdir)
         state = restored.state
-        parts.loader.set_state(restored.loader_state)
+        loader.set_state(restored.loader_state)
     start = int(state.step)
-
-    scoring = Scoring(options.loss_tokens, options.z_loss)
-    train_step = make_train_step(
-        parts.model,
-        optimizer,
-        schedule,
-        shardings,
-        grad_accumulation=options.grad_accumulation,
-        scoring=scoring,
-    )
-    eval_step = make_eval_step(parts.model, scoring)
     project, written = options.wandb_project, list[int]()
     log = Report(workdir, start, options.steps, wandb_project=project, config=config)
     with StopSignal() as stop, log as report:
+        if program.evaluates_first and start == 0:
+            report.eval_row(0, program.evaluate(state.params))
         for step in range(start + 1, options.steps + 1):
-            batch = next_batch(parts.loader, step, options.steps)
-            state, metrics = train_step(state, put_batch(mesh, batch))
+            batch = next_batch(loader, step, options.steps)
+            state, metrics = program.step(state, put_batch(mesh, batch))
             report.stepped(batch["inputs"].size * jax.process_count())
             last, stopping = step == options.steps, stop.requested(step)
             if last or _due(step, options.log_every):
                 report.train_row(step, metrics)
             with report.off_the_clock():
                 if last or _due(step, options.eval_every):
-                    means = evaluate(eval_step, state.params, parts.eval_batches, mesh)
-                    report.eval_row(step, means)
+                    report.eval_row(step, program.evaluate(state.params))
                 # After the rows of this step: a run continued from here never writes them again.
                 if last or stopping or _due(step, options.checkpoint_every):
-                    written.append(save_checkpoint(directory, state, parts.loader.get_state()))
+                    written.append(save_checkpoint(directory, state, loader.get_state()))
                     written = prune(directory, written, options.keep_checkpoints)
             if stopping and not last:
                 return {"step": step, "stopped": stop.name}
@@ -125,34 +170,35 @@ def next_batch(loader: Loader, step: int, steps: int) -> NumpyBatch:
 
 
 def evaluate(
-    eval_step: Callable[..., LossSums], params: Any, batches: Iterable[NumpyBatch], mesh: Mesh
+    objective: Objective,
+    measure: Callable[[Batch], Any],
+    batches: Iterable[NumpyBatch],
+    mesh: Mesh,
 ) -> dict[str, float]:
     """Means over the counted targets of all batches.
 
     Args:
-      eval_step: from `make_eval_step`.
-      params: unboxed parameters.
+      objective: whose means these are.
+      measure: from a batch to the objective's sums.
       batches: batches of this process.
       mesh: from `make_mesh`.
 
     Returns:
-      `loss` (nats), `accuracy`, `tokens` (counted targets), `bits_per_token`.
+      The objective's means, of which `tokens` is an int; and, where its loss is in nats,
+      `bits_per_token`.
 
     Raises:
       ValueError: there is no batch.
     """
-    totals = [eval_step(params, put_batch(mesh, batch)) for batch in batches]
+    totals = [measure(put_batch(mesh, batch)) for batch in batches]
     if not totals:
         raise ValueError("evaluation: found no batch in the split; wanted at least one")
     # In float64 on the host: a float32 count stops growing at 2**24 targets.
-    loss, correct, count = np.asarray(jax.device_get(totals), np.float64).sum(axis=0)
-    mean = float(loss / max(count, 1.0))
-    return {
-        "loss": mean,
-        "accuracy": float(correct / max(count, 1.0)),
-        "tokens": int(count),
-        "bits_per_token": mean / math.log(2),
-    }
+    found = jax.device_get(totals)
+    sums = jax.tree.map(lambda *parts: np.asarray(parts, np.float64).sum(axis=0), *found)
+    means = {name: float(value) for name, value in objective.means(sums).items()}
+    means["tokens"] = int(means["tokens"])
+    return means | ({"bits_per_token": means["loss"] / math.log(2)} if objective.in_nats else {})
 
 
 def finish(workdir: Path, **extra: Any) -> dict[str, Any]:

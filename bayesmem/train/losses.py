@@ -108,14 +108,19 @@ def hidden_and_penalty(
     return cast(jax.Array, hidden), penalty
 
 
-def mean_of_sums(sums: LossSums) -> dict[str, jax.Array]:
+def mean_of_sums(sums: LossSums) -> dict[str, Any]:
     """Turns sums into means over the counted targets.
 
     Args:
-      sums: sums over any number of batches.
+      sums: sums over any number of batches, of arrays or of float64 numbers.
 
     Returns:
       `loss` (nats), `accuracy` and `tokens` (the count); loss and accuracy are 0 for no targets.
     """
-    count = jnp.maximum(sums.counted, 1.0)
+    count = at_least_one(sums.counted)
     return {"loss": sums.loss / count, "accuracy": sums.correct / count, "tokens": sums.counted}
+
+
+def at_least_one(count: Any) -> Any:
+    """Returns a whole number, or 1 for 0, as what it is: an array or a number."""
+    return count + (count == 0)

@@ -8,6 +8,7 @@ backward pass.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple, cast
 
 import flax.linen as nn
@@ -19,6 +20,7 @@ from bayesmem.train.losses import (
     Batch,
     LossSums,
     hidden_and_penalty,
+    mean_of_sums,
     sum_losses,
 )
 
@@ -39,6 +41,48 @@ class Scoring(NamedTuple):
 
 
 PLAIN = Scoring()
+
+
+class Objective(NamedTuple):
+    """What a step descends, and what it and evaluations report.
+
+    Sums are a NamedTuple of arrays that add up over batches; its `counted` says over how many
+    targets. `given` are arrays that are read and not trained.
+
+    Attributes:
+      descend: (params, batch, key, given) -> what is descended, summed over the counted targets,
+        and the sums.
+      measure: (params, batch, given) -> the sums, without what only training adds.
+      means: from sums to the mean of each measure by name, "loss" and "tokens" (the count) among
+        them; for arrays within jit, and for float64 numbers on the host.
+      in_nats: whether "loss" is in nats a target.
+    """
+
+    descend: Callable[[PyTree, Batch, jax.Array, PyTree], tuple[jax.Array, Any]]
+    measure: Callable[[PyTree, Batch, PyTree], Any]
+    means: Callable[[Any], dict[str, Any]]
+    in_nats: bool = True
+
+
+def next_token(model: nn.Module, scoring: Scoring = PLAIN) -> Objective:
+    """Returns the objective of a language model: the cross-entropy of its targets.
+
+    Args:
+      model: a language model.
+      scoring: how a batch is scored.
+    """
+
+    def descend(
+        params: PyTree, batch: Batch, key: jax.Array, given: PyTree
+    ) -> tuple[jax.Array, LossSums]:
+        del given
+        return batch_objective(model, params, batch, key, scoring)
+
+    def measure(params: PyTree, batch: Batch, given: PyTree) -> LossSums:
+        del given
+        return batch_sums(model, params, batch, scoring=scoring)
+
+    return Objective(descend, measure, mean_of_sums)
 
 
 def batch_sums(

@@ -42,8 +42,10 @@ def start_metrics(workdir: Path, step: int) -> Path:
     if not path.exists():
         return path
     lines = path.read_text(errors="replace").splitlines()
-    kept = [line for line in lines if _row_step(line) <= step]
-    dropped = [line for line in lines if _row_step(line) > step]
+    # A fresh start keeps no row, not even that of an evaluation before the first step.
+    last = step if step > 0 else -1
+    kept = [line for line in lines if _row_step(line) <= last]
+    dropped = [line for line in lines if _row_step(line) > last]
     if dropped:
         with (workdir / SUPERSEDED).open("a") as stream:
             stream.write("\n".join(dropped) + "\n")

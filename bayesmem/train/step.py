@@ -11,9 +11,10 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from bayesmem.train.losses import Batch, LossSums, mean_of_sums
-from bayesmem.train.objective import PLAIN, Scoring, batch_objective, batch_sums
+from bayesmem.train.losses import Batch, at_least_one
+from bayesmem.train.objective import Objective
 from bayesmem.train.sharding import BATCH_AXES, parameter_shardings
+from bayesmem.train.trained_part import Trains, merge, split
 
 PyTree = Any
 Metrics = dict[str, jax.Array]
@@ -46,16 +47,44 @@ def create_state(
       The unboxed state, and its shardings as a tree in the same structure.
     """
 
-    def boxed(key: jax.Array) -> TrainState:
+    def init(key: jax.Array, given: PyTree) -> PyTree:
+        del given
+        return model.init(key, jnp.zeros((1, 2), jnp.int32))["params"]
+
+    return start_state(init, optimizer, seed, mesh)
+
+
+def start_state(
+    init: Callable[[jax.Array, PyTree], PyTree],
+    optimizer: optax.GradientTransformation,
+    seed: int,
+    mesh: Mesh,
+    *,
+    trains: Trains | None = None,
+    given: PyTree = (),
+) -> tuple[TrainState, PyTree]:
+    """As `create_state`, with parameters of any origin.
+
+    Args:
+      init: (key, given) -> parameters, boxed with their logical axis names.
+      optimizer: from `make_optimizer`.
+      seed: of the parameters and of the state's key.
+      mesh: from `make_mesh`.
+      trains: which parameters are trained; the optimizer has a state for these alone. None: all.
+      given: arrays that the parameters are made from.
+    """
+
+    def boxed(key: jax.Array, given: PyTree) -> TrainState:
         init_key, run_key = jax.random.split(key)
-        params = model.init(init_key, jnp.zeros((1, 2), jnp.int32))["params"]
+        params = init(init_key, given)
+        opt_state = optimizer.init(split(params, trains)[0])
         zero = jnp.zeros((), jnp.int32)
-        return TrainState(zero, params, optimizer.init(params), run_key, zero)
+        return TrainState(zero, params, opt_state, run_key, zero)
 
     key = jax.random.key(seed)
-    shardings = parameter_shardings(mesh, jax.eval_shape(boxed, key))
-    create = jax.jit(lambda key: nn.meta.unbox(boxed(key)), out_shardings=shardings)
-    return create(key), shardings
+    shardings = parameter_shardings(mesh, jax.eval_shape(boxed, key, given))
+    create = jax.jit(lambda *start: nn.meta.unbox(boxed(*start)), out_shardings=shardings)
+    return create(key, given), shardings
 
 
 def abstract_params(model: nn.Module, mesh: Mesh) -> PyTree:
@@ -69,14 +98,14 @@ def abstract_params(model: nn.Module, mesh: Mesh) -> PyTree:
 
 
 def make_train_step(
-    model: nn.Module,
+    objective: Objective,
     optimizer: optax.GradientTransformation,
     schedule: optax.Schedule,
     shardings: PyTree,
     *,
     grad_accumulation: int = 1,
-    scoring: Scoring = PLAIN,
-) -> Callable[[TrainState, Batch], tuple[TrainState, Metrics]]:
+    trains: Trains | None = None,
+) -> Callable[..., tuple[TrainState, Metrics]]:
     """Builds the jitted step; it donates the state it is given.
 
     The loss is the mean over the counted targets of the whole batch, whatever the number of
@@ -84,34 +113,38 @@ def make_train_step(
     and optimizer as they were and is counted in `skipped`.
 
     Args:
-      model: a language model.
+      objective: what is descended and reported.
       optimizer: from `make_optimizer`.
       schedule: from `make_schedule`, for the metric only.
       shardings: second result of `create_state`.
       grad_accumulation: microbatches run one after the other; must divide the batch.
-      scoring: how a batch is scored.
+      trains: which parameters are trained, as in `start_state`. None: all.
 
     Returns:
-      `step(state, batch) -> (state, metrics)`, metrics float32 []: `loss` (nats a counted
-      target), `accuracy`, `grad_norm` (before clipping), `lr`, `tokens` (counted targets),
-      `skipped` (steps left out so far).
+      `step(state, batch, given=()) -> (state, metrics)`, `given` for the objective, metrics
+      float32 []: the objective's means, `grad_norm` (before clipping), `lr`, and `skipped` (steps
+      left out so far).
     """
 
-    def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
+    def step(state: TrainState, batch: Batch, given: PyTree = ()) -> tuple[TrainState, Metrics]:
         rng, key = jax.random.split(state.rng)
         micro = _microbatches(batch, grad_accumulation, shardings.step.mesh)
-        sums, grads = _summed_gradients(model, state.params, micro, key, scoring)
-        metrics = mean_of_sums(sums)
-        grads = jax.tree.map(lambda g: g / jnp.maximum(sums.counted, 1.0).astype(g.dtype), grads)
+        part, rest = split(state.params, trains)
+
+        def descend(part: PyTree, batch: Batch, key: jax.Array) -> tuple[jax.Array, Any]:
+            return objective.descend(merge(part, rest), batch, key, given)
+
+        sums, grads = _summed_gradients(descend, part, micro, key)
+        metrics, count = objective.means(sums), at_least_one(sums.counted)
+        grads = jax.tree.map(lambda g: g / count.astype(g.dtype), grads)
         norm = optax.tree.norm(grads)
         finite = jnp.isfinite(metrics["loss"]) & jnp.isfinite(norm)
-        given = state.params, state.opt_state
-        params, opt_state = update_if(finite, optimizer, grads, given)
+        part, opt_state = update_if(finite, optimizer, grads, (part, state.opt_state))
         skipped = state.skipped + (1 - finite.astype(jnp.int32))
         metrics |= {"grad_norm": norm, "lr": schedule(state.step - state.skipped)}
         metrics["skipped"] = skipped
         metrics = {name: jnp.asarray(value, jnp.float32) for name, value in metrics.items()}
-        return TrainState(state.step + 1, params, opt_state, rng, skipped), metrics
+        return TrainState(state.step + 1, merge(part, rest), opt_state, rng, skipped), metrics
 
     return jax.jit(step, donate_argnums=0, out_shardings=(shardings, None))
 
@@ -138,11 +171,13 @@ def update_if(
     return jax.tree.map(lambda new, old: jnp.where(finite, new, old), stepped, given)
 
 
-def make_eval_step(
-    model: nn.Module, scoring: Scoring = PLAIN
-) -> Callable[[PyTree, Batch], LossSums]:
-    """Builds the jitted `(params, batch) -> LossSums` of a batch, without any update."""
-    return jax.jit(lambda params, batch: batch_sums(model, params, batch, scoring=scoring))
+def make_eval_step(objective: Objective) -> Callable[..., Any]:
+    """Builds the jitted `(params, batch, given=()) -> sums` of a batch, without any update."""
+
+    def measure(params: PyTree, batch: Batch, given: PyTree = ()) -> Any:
+        return objective.measure(params, batch, given)
+
+    return jax.jit(measure)
 
 
 def _microbatches(batch: Batch, parts: int, mesh: Mesh) -> Batch:
@@ -166,20 +201,20 @@ def _microbatches(batch: Batch, parts: int, mesh: Mesh) -> Batch:
 
 
 def _summed_gradients(
-    model: nn.Module, params: PyTree, micro: Batch, key: jax.Array, scoring: Scoring
-) -> tuple[LossSums, PyTree]:
+    descend: Callable[[PyTree, Batch, jax.Array], tuple[jax.Array, Any]],
+    part: PyTree,
+    micro: Batch,
+    key: jax.Array,
+) -> tuple[Any, PyTree]:
     """Sums of the loss and its gradient over microbatches [A, B, ...], one after the other."""
 
-    def loss(params: PyTree, batch: Batch, key: jax.Array) -> tuple[jax.Array, LossSums]:
-        return batch_objective(model, params, batch, key, scoring)
-
-    def add(carry: tuple[LossSums, PyTree], item: tuple[Batch, jax.Array]) -> tuple[Any, None]:
+    def add(carry: tuple[Any, PyTree], item: tuple[Batch, jax.Array]) -> tuple[Any, None]:
         batch, index = item
-        grads, sums = jax.grad(loss, has_aux=True)(params, batch, jax.random.fold_in(key, index))
+        grads, sums = jax.grad(descend, has_aux=True)(part, batch, jax.random.fold_in(key, index))
         return jax.tree.map(jnp.add, carry, (sums, grads)), None
 
     first, parts = jax.tree.map(lambda x: x[0], micro), micro["inputs"].shape[0]
-    shapes = jax.eval_shape(lambda: batch_sums(model, params, first))
-    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), (shapes, params))
+    _, shapes = jax.eval_shape(descend, part, first, key)
+    zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), (shapes, part))
     (sums, grads), _ = jax.lax.scan(add, zeros, (micro, jnp.arange(parts)))
     return sums, grads

@@ -13,6 +13,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from bayesmem.models import LanguageModel, ModelConfig
 from bayesmem.train.checkpoint import abstract_state, restore_newest, save_checkpoint
+from bayesmem.train.objective import next_token
 from bayesmem.train.optimizer import make_optimizer, make_schedule
 from bayesmem.train.settings import MeshSettings, OptimizerSettings
 from bayesmem.train.sharding import make_mesh, put_batch
@@ -73,7 +74,9 @@ def train(settings, model=None, batches=toy_batch, steps=5, grad_accumulation=1)
     mesh, model = make_mesh(settings, devices), model or ToyModel()
     optimizer, rate = make_optimizer(SETTINGS, 20), make_schedule(SETTINGS, 20)
     state, shardings = create_state(model, optimizer, 0, mesh)
-    step = make_train_step(model, optimizer, rate, shardings, grad_accumulation=grad_accumulation)
+    step = make_train_step(
+        next_token(model), optimizer, rate, shardings, grad_accumulation=grad_accumulation
+    )
     losses = []
     for position in range(steps):
         state, metrics = step(state, put_batch(mesh, batches(position)))

@@ -6,7 +6,7 @@ import numpy as np
 import optax
 import pytest
 
-from bayesmem.train.objective import batch_sums
+from bayesmem.train.objective import batch_sums, next_token
 from bayesmem.train.optimizer import make_optimizer, make_schedule
 from bayesmem.train.settings import MeshSettings, OptimizerSettings
 from bayesmem.train.sharding import make_mesh, put_batch
@@ -22,7 +22,9 @@ def trained(steps, *, batches=batch_at, dtype="float32", grad_accumulation=1):
     model, mesh = ToyModel(dtype=dtype), make_mesh(MeshSettings())
     optimizer, rate = make_optimizer(SETTINGS, 40), make_schedule(SETTINGS, 40)
     state, shardings = create_state(model, optimizer, 0, mesh)
-    step = make_train_step(model, optimizer, rate, shardings, grad_accumulation=grad_accumulation)
+    step = make_train_step(
+        next_token(model), optimizer, rate, shardings, grad_accumulation=grad_accumulation
+    )
     rows = []
     for position in range(steps):
         state, metrics = step(state, put_batch(mesh, batches(position)))
@@ -52,7 +54,7 @@ def test_first_step_is_plain_gradient_through_optax():
     loss, grads = jax.jit(jax.value_and_grad(mean_loss))(state.params)
     wanted = jax.tree.map(lambda p, g: np.asarray(p - 0.1 * g), state.params, grads)
     norm = np.sqrt(sum(np.sum(np.square(g)) for g in jax.tree.leaves(grads)))
-    step = make_train_step(model, optimizer, lambda count: 0.1, shardings)
+    step = make_train_step(next_token(model), optimizer, lambda count: 0.1, shardings)
     after, metrics = step(state, batch)
     np.testing.assert_allclose(metrics["loss"], loss, **tolerance(jnp.float32))
     np.testing.assert_allclose(metrics["grad_norm"], norm, **tolerance(jnp.float32, "gradient"))
@@ -93,7 +95,7 @@ def poisoned_step(value):
     params["head"] = params["head"].at[0, 0].set(value)
     state = state._replace(params=params)
     before = jax.tree.map(np.array, (state.params, state.opt_state))
-    step = make_train_step(model, optimizer, rate, shardings)
+    step = make_train_step(next_token(model), optimizer, rate, shardings)
     return before, *step(state, put_batch(mesh, batch_at(0)))
 
 
@@ -117,7 +119,7 @@ def test_finite_loss_with_infinite_gradient_is_skipped():
     optimizer = optax.sgd(0.1)
     state, shardings = create_state(model, optimizer, 0, mesh)
     before = jax.tree.map(np.array, state.params)
-    step = make_train_step(model, optimizer, lambda count: 0.1, shardings)
+    step = make_train_step(next_token(model), optimizer, lambda count: 0.1, shardings)
     state, metrics = step(state, put_batch(mesh, batch_at(0)))
     assert np.isfinite(metrics["loss"]) and not np.isfinite(metrics["grad_norm"])
     assert int(state.skipped) == 1
@@ -128,7 +130,7 @@ def test_skipped_steps_do_not_advance_the_learning_rate():
     model, mesh = ToyModel(), make_mesh(MeshSettings())
     optimizer, rate = make_optimizer(SETTINGS, 40), make_schedule(SETTINGS, 40)
     state, shardings = create_state(model, optimizer, 0, mesh)
-    step = make_train_step(model, optimizer, rate, shardings)
+    step = make_train_step(next_token(model), optimizer, rate, shardings)
     state, first = step(state, put_batch(mesh, batch_at(0)))
     head = state.params["head"]
     kept = np.array(head)
@@ -146,7 +148,9 @@ def test_state_is_donated():
     model, mesh = ToyModel(), make_mesh(MeshSettings())
     optimizer, rate = make_optimizer(SETTINGS, 40), make_schedule(SETTINGS, 40)
     state, shardings = create_state(model, optimizer, 0, mesh)
-    make_train_step(model, optimizer, rate, shardings)(state, put_batch(mesh, batch_at(0)))
+    make_train_step(next_token(model), optimizer, rate, shardings)(
+        state, put_batch(mesh, batch_at(0))
+    )
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state.params))
 
 
@@ -162,7 +166,7 @@ def test_eval_step_sums_without_touching_the_state():
     model, mesh = ToyModel(), make_mesh(MeshSettings())
     state, _ = create_state(model, optax.sgd(0.1), 0, mesh)
     batch = put_batch(mesh, batch_at(0))
-    sums = make_eval_step(model)(state.params, batch)
+    sums = make_eval_step(next_token(model))(state.params, batch)
     wanted = jax.jit(lambda params: batch_sums(model, params, batch))(state.params)
     np.testing.assert_allclose(sums, wanted, **tolerance(jnp.float32))
     assert not state.params["head"].is_deleted()
