@@ -48,9 +48,11 @@ class BayesianLayer(nn.Module):
 
     Attributes:
       width: W.
-      num_heads: H.
+      num_heads: heads of queries and keys.
       head_dim: key dimension (real rows where `rotation` is on); None for width / num_heads.
       value_dim: M; None for head_dim.
+      num_value_heads: H, heads of values, a multiple of num_heads, each with a memory, noises and a
+        transition of its own; None for num_heads.
       num_groups: G, observation-noise groups; divides value_dim.
       transition: "identity", "scalar" or "diagonal".
       rotation: whether A also rotates.
@@ -69,6 +71,7 @@ class BayesianLayer(nn.Module):
     num_heads: int = 4
     head_dim: int | None = None
     value_dim: int | None = None
+    num_value_heads: int | None = None
     num_groups: int = 1
     transition: str = "identity"
     rotation: bool = False
@@ -107,16 +110,17 @@ class BayesianLayer(nn.Module):
         """Numbers and sizes of the heads; `key_dim` counts the real rows only."""
         head_dim = default_head_dim(self.width, self.num_heads, self.head_dim)
         value_dim = head_dim if self.value_dim is None else self.value_dim
-        return HeadLayout(self.num_heads, self.num_heads, head_dim, value_dim, unit_keys=True)
+        value_heads = self.num_heads if self.num_value_heads is None else self.num_value_heads
+        return HeadLayout(self.num_heads, value_heads, head_dim, value_dim, unit_keys=True)
 
     @nn.nowrap
     def init_state(self, batch: int) -> MixerState:
         """Returns the prior belief of `batch` rows, a `KalmanState`, and a convolution window."""
         layout = self.layout
         rows = layout.key_dim * (2 if self.rotation else 1)
-        mean = jnp.zeros((batch, self.num_heads, rows, layout.value_dim), jnp.float32)
+        mean = jnp.zeros((batch, layout.value_heads, rows, layout.value_dim), jnp.float32)
         prior = (1.0 if self.learn_prior else self.prior_var) * jnp.eye(rows, dtype=jnp.float32)
-        cov = jnp.broadcast_to(prior, (batch, self.num_heads, self.num_groups, rows, rows))
+        cov = jnp.broadcast_to(prior, (batch, layout.value_heads, self.num_groups, rows, rows))
         return empty_state(layout, self.options, batch, ops.KalmanState(mean, cov))
 
     def recurrence(self, heads: Heads, **op: Any) -> tuple[Values, ops.KalmanState]:
@@ -140,28 +144,24 @@ class BayesianLayer(nn.Module):
 
     def _transition(self, x: Hidden) -> tuple[jax.Array | None, jax.Array | None]:
         """Returns log_decay, None or [B, T, H, *D], and angle, None or [B, T, H, D/2]."""
-        pairs = self.layout.key_dim
+        heads, pairs = self.layout.value_heads, self.layout.key_dim
         log_decay = angle = None
         if self.transition != "identity":
             channels = pairs if self.transition == "diagonal" else None
-            log_decay = StepDecay(self.num_heads, channels, largest_rate=1.0, name="decay")(
-                x
-            ).log_decay
+            log_decay = StepDecay(heads, channels, largest_rate=1.0, name="decay")(x).log_decay
             if self.rotation and channels:
                 log_decay = jnp.repeat(log_decay, 2, axis=-1)
         if self.rotation:
-            angle = RotationAngle(self.num_heads, pairs, name="rotation")(x)
+            angle = RotationAngle(heads, pairs, name="rotation")(x)
         return log_decay, angle
 
     def _noise(self, x: Hidden) -> tuple[HeadScalars, GroupScalars]:
         """Returns ell^2 [B, T, H] and r^2 [B, T, H, G], in units of a learned prior."""
-        process_var = self._variance("process_noise", self.process_var, x, (self.num_heads,))
-        obs_var = self._variance(
-            "observation_noise", self.obs_var, x, (self.num_heads, self.num_groups)
-        )
+        heads = self.layout.value_heads
+        process_var = self._variance("process_noise", self.process_var, x, (heads,))
+        obs_var = self._variance("observation_noise", self.obs_var, x, (heads, self.num_groups))
         if self.learn_prior:
-            heads = (self.num_heads,)
-            prior = nn.softplus(parameter(self, "prior", self._prior_init, (None,), heads))
+            prior = nn.softplus(parameter(self, "prior", self._prior_init, (None,), (heads,)))
             process_var, obs_var = process_var / prior, obs_var / prior[:, None]
         if self.obs_var is None or self.learn_prior:
             obs_var = ops.OBS_VAR_FLOOR + obs_var

@@ -66,7 +66,15 @@ class Block(nn.Module):
     config: ModelConfig
     layer: int
 
-    @nn.compact
+    def setup(self):
+        """Makes the submodules."""
+        config = self.config
+        self.mixer_norm = RMSNorm(config.norm_eps)
+        self.mixer = config.build_mixer(self.layer, parent=None)
+        if config.mlp_width:
+            self.mlp_norm = RMSNorm(config.norm_eps)
+            self.mlp = SwiGLU(config.width, config.mlp_width, config.compute_dtype)
+
     def __call__(
         self,
         x: Hidden,
@@ -76,20 +84,22 @@ class Block(nn.Module):
         addresses: Addresses | None = None,
     ) -> tuple[Hidden, Any]:
         """Returns the block's output [B, T, W] and its mixer's state; arguments as in `Mixer`."""
-        config = self.config
-        mixer = config.build_mixer(self.layer, name="mixer", parent=self)
-        y, state = mixer(
-            RMSNorm(config.norm_eps, name="mixer_norm")(x),
+        y, state = self.mixer(
+            self.mixer_input(x),
             state,
             segment_ids=segment_ids,
             positions=positions,
             addresses=addresses,
         )
-        x = x + y
-        if config.mlp_width:
-            mlp = SwiGLU(config.width, config.mlp_width, config.compute_dtype, name="mlp")
-            x = x + mlp(RMSNorm(config.norm_eps, name="mlp_norm")(x))
-        return x, state
+        return self.feed_forward(x + y), state
+
+    def mixer_input(self, x: Hidden) -> Hidden:
+        """Returns what the mixer reads [B, T, W] of the residual stream."""
+        return self.mixer_norm(x)
+
+    def feed_forward(self, x: Hidden) -> Hidden:
+        """Returns the block's output [B, T, W] from the stream with the mixer's output added."""
+        return x + self.mlp(self.mlp_norm(x)) if self.config.mlp_width else x
 
 
 class Period(nn.Module):
