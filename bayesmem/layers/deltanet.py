@@ -9,7 +9,7 @@ from bayesmem import ops
 from bayesmem.array_types import Memory, Values
 from bayesmem.layers.gates import SigmoidGate
 from bayesmem.layers.heads import Heads, fresh_state, mix_heads
-from bayesmem.layers.options import HeadLayout, MixerOptions, equal_heads
+from bayesmem.layers.options import HeadLayout, MixerOptions, default_head_dim, expanded
 
 
 class DeltaNet(nn.Module):
@@ -22,7 +22,8 @@ class DeltaNet(nn.Module):
     Attributes:
       width: W.
       num_heads: H.
-      head_dim: D = M; None for width / num_heads.
+      head_dim: D; None for width / num_heads.
+      expand_v: M / D; the product must be a whole number.
       negative_eigenvalues: whether beta goes up to 2 instead of 1 (arXiv 2411.12537).
       beta: a fixed strength in (0, 1], or None to make it from the input.
       options: the options all recurrent mixers share.
@@ -31,6 +32,7 @@ class DeltaNet(nn.Module):
     width: int
     num_heads: int = 4
     head_dim: int | None = None
+    expand_v: float = 1.0
     negative_eigenvalues: bool = False
     beta: float | None = None
     options: MixerOptions = MixerOptions(conv_size=4, activation="silu", output_gate="none")
@@ -50,10 +52,12 @@ class DeltaNet(nn.Module):
     @property
     def layout(self) -> HeadLayout:
         """Numbers and sizes of the heads."""
-        return equal_heads(self.width, self.num_heads, self.head_dim, unit_keys=True)
+        head_dim = default_head_dim(self.width, self.num_heads, self.head_dim)
+        value_dim = expanded("head_dim", head_dim, "expand_v", self.expand_v)
+        return HeadLayout(self.num_heads, self.num_heads, head_dim, value_dim, unit_keys=True)
 
     def __post_init__(self):
-        """Checks that the heads fit the width, and a fixed beta."""
+        """Checks the heads, expand_v and a fixed beta."""
         super().__post_init__()
         _ = self.layout
         if self.beta is None:

@@ -72,7 +72,7 @@ class HeadProjections(nn.Module):
 
     Attributes:
       layout: numbers and sizes of the heads.
-      options: conv_size, activation, qk_bias and dtype are used.
+      options: conv_size, conv_bias, activation, qk_bias and dtype are used.
     """
 
     layout: HeadLayout
@@ -102,9 +102,8 @@ class HeadProjections(nn.Module):
             linear(size, HEAD_AXES, name, dtype=options.dtype)(x) for name, size in sizes.items()
         ]
         if options.conv_size:
-            joined, window = ShortConvolution(options.conv_size, name="conv")(
-                jnp.concatenate(parts, axis=-1), window, segment_ids
-            )
+            convolve = ShortConvolution(options.conv_size, options.conv_bias, name="conv")
+            joined, window = convolve(jnp.concatenate(parts, axis=-1), window, segment_ids)
             parts = jnp.split(joined, np.cumsum(layout.part_sizes)[:2], axis=-1)
         if options.activation == "silu":
             parts = [nn.silu(part) for part in parts]
@@ -124,28 +123,33 @@ class HeadProjections(nn.Module):
 
 
 class GatedOutput(nn.Module):
-    """RMSNorm of each head, times a gate made from x, and the projection back to the width.
+    """RMSNorm, a gate made from x, and the projection back to the width.
 
     Attributes:
       width: W.
-      options: output_gate, norm_eps and dtype are used.
+      options: output_gate, output_norm, norm_eps and dtype are used.
+      groups: G, groups of heads that are normalised together where output_norm is "gated_groups".
     """
 
     width: int
     options: MixerOptions
+    groups: int = 1
 
     @nn.compact
     def __call__(self, y: Values, x: Hidden) -> Hidden:
         """Returns [B, T, W] from the read values y [B, T, H, M] and the layer's input x.
 
-        The norm's scale is shared by the heads. The result is zero where y is zero.
+        The result is zero where y is zero.
         """
-        options = self.options
-        y = RMSNorm(options.norm_eps, name="norm")(y.astype(options.dtype))
+        options, y = self.options, y.astype(self.options.dtype)
+        if options.output_norm == "heads":
+            y = RMSNorm(options.norm_eps, name="norm")(y)
         y = y.reshape(*y.shape[:2], y.shape[2] * y.shape[3])
         if options.output_gate != "none":
             gate = linear(y.shape[-1], HEAD_AXES, "gate", dtype=options.dtype)(x)
             y = y * (nn.silu(gate) if options.output_gate == "silu" else nn.sigmoid(gate))
+        if options.output_norm == "gated_groups":
+            y = RMSNorm(options.norm_eps, self.groups, name="norm")(y)
         return linear(self.width, HEAD_AXES[::-1], "out", dtype=options.dtype)(y)
 
 
@@ -218,7 +222,7 @@ def mix_heads(
         chunk_size=self.options.chunk_size,
         implementation=self.options.implementation,
     )
-    y = GatedOutput(self.width, self.options, name="output")(y, x)
+    y = GatedOutput(self.width, self.options, self.layout.key_heads, name="output")(y, x)
     following = next_position(positions, segment_ids, offset) if self.layout.positions else None
     return y, MixerState(memory, window, following)
 

@@ -16,8 +16,10 @@ class Mamba2(nn.Module):
     """M_t = a M_{t-1} + dt B x^T, y = M_t^T C + D x, with a = exp(-dt exp(A_log)).
 
     dt = softplus(u W + dt_bias). In the words of linear attention: C is the query, B the key, x the
-    value and dt the gain; B and C are shared by the heads of a group. The output is normalised head
-    by head before its gate, where the authors' code gates first and normalises all heads together.
+    value and dt the gain; B and C are shared by the heads of a group. By default the output is
+    normalised head by head before its gate. The authors' code adds a bias in the convolution, and
+    gates first and then normalises the heads of a group together: that is conv_bias=True with
+    output_norm="gated_groups".
 
     Attributes:
       width: W.

@@ -16,17 +16,22 @@ class RMSNorm(nn.Module):
 
     Attributes:
       eps: added to the mean square.
+      groups: G, equal parts of the last axis that are normalised each by itself; divides C.
     """
 
     eps: float = 1e-5
+    groups: int = 1
 
     @nn.compact
     def __call__(self, x: Float[Array, "... C"]) -> Float[Array, "... C"]:
-        """Returns x * rsqrt(mean(x^2) + eps) * scale in x's dtype."""
+        """Returns x * rsqrt(mean(x^2) + eps) * scale in x's dtype, the mean over a group."""
         scale = parameter(self, "scale", nn.initializers.ones_init(), (None,), x.shape[-1:])
         wide = x.astype(jnp.float32)
+        if self.groups > 1:
+            wide = wide.reshape(*x.shape[:-1], self.groups, x.shape[-1] // self.groups)
         mean_square = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)
-        return (wide * jax.lax.rsqrt(mean_square + self.eps) * scale).astype(x.dtype)
+        unit = (wide * jax.lax.rsqrt(mean_square + self.eps)).reshape(x.shape)
+        return (unit * scale).astype(x.dtype)
 
 
 def l2_normalise(x: Float[Array, "... D"]) -> Float[Array, "... D"]:

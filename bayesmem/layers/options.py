@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 ACTIVATIONS = ("identity", "silu")
 OUTPUT_GATES = ("none", "silu", "sigmoid")
+OUTPUT_NORMS = ("heads", "gated_groups", "none")
 
 
 def require_choice(name: str, found: str, wanted: tuple[str, ...]) -> None:
@@ -51,15 +52,16 @@ def expanded(name: str, size: int, factor_name: str, factor: float) -> int:
     """Returns size * factor.
 
     Raises:
-      ValueError: the product is not a whole number >= 1; names both factors and the product.
+      ValueError: the product is not a whole number >= 1, but for the rounding of a factor such as
+        1/3; names both factors and the product.
     """
     product = size * factor
-    if product != int(product) or product < 1:
+    if not math.isclose(product, round(product), rel_tol=1e-9) or product < 1:
         raise ValueError(
             f"{factor_name}: {name} {size} * {factor_name} {factor:g} = {product:g}, "
             f"wanted a whole number >= 1"
         )
-    return int(product)
+    return round(product)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,12 +71,16 @@ class MixerOptions:
     Attributes:
       conv_size: taps of the short convolution on queries, keys and values; 0 for none.
       activation: "identity" or "silu", applied to queries, keys and values.
+      conv_bias: whether the convolution adds a bias.
       qk_bias: standard deviation of the initial values of a bias that keys and queries share, added
         before they are normalised; 0 for no bias. It is a direction in which every query finds
         every key, so what was written last can be read whatever its key: a layer without a short
         convolution learns to look one token back from it.
       output_gate: "none", "silu" or "sigmoid" of a projection of x, times the normalised output.
-      norm_eps: epsilon of the per-head RMSNorm of the output.
+      output_norm: the RMSNorm of the values read. "heads": of each head, with one scale for all
+        heads, before the gate. "gated_groups": after the gate, of all value heads that share a key
+        head together, with a scale for each channel of all heads, as in Mamba-2. "none": none.
+      norm_eps: epsilon of that RMSNorm.
       chunk_size: tokens in a chunk of the op's chunked form.
       implementation: form of the op, see `bayesmem.ops.dispatch`.
       dtype: dtype of the activations; parameters, gates, decays, norms and state are float32.
@@ -82,8 +88,10 @@ class MixerOptions:
 
     conv_size: int = 0
     activation: str = "identity"
+    conv_bias: bool = False
     qk_bias: float = 0.0
     output_gate: str = "silu"
+    output_norm: str = "heads"
     norm_eps: float = 1e-5
     chunk_size: int = 64
     implementation: str = "auto"
@@ -93,11 +101,14 @@ class MixerOptions:
         """Checks the values."""
         require_choice("activation", self.activation, ACTIVATIONS)
         require_choice("output_gate", self.output_gate, OUTPUT_GATES)
+        require_choice("output_norm", self.output_norm, OUTPUT_NORMS)
         require_positive(chunk_size=self.chunk_size)
         if isinstance(self.qk_bias, bool) or not 0 <= self.qk_bias < math.inf:
             raise ValueError(f"qk_bias: found {self.qk_bias!r}, wanted a finite number >= 0")
         if self.conv_size != 0:
             require_positive(conv_size=self.conv_size)
+        elif self.conv_bias:
+            raise ValueError("conv_bias: found True with conv_size 0, wanted a conv_size >= 1")
 
 
 @dataclasses.dataclass(frozen=True)

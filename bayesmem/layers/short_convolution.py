@@ -23,9 +23,11 @@ class ShortConvolution(nn.Module):
 
     Attributes:
       size: number of taps, at least 1.
+      bias: whether a learned number a channel, 0 at first, is added to y.
     """
 
     size: int = 4
+    bias: bool = False
 
     @nn.compact
     def __call__(
@@ -48,14 +50,20 @@ class ShortConvolution(nn.Module):
         # scale 1/3: uniform in +-taps^-1/2, the usual draw for a depthwise convolution.
         init = nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
         kernel = parameter(self, "kernel", init, (None, "heads"), (self.size, channels))
+        bias = None
+        if self.bias:
+            bias = parameter(self, "bias", nn.initializers.zeros_init(), ("heads",), (channels,))
         if window is None:
             window = jnp.zeros((batch, self.size - 1, channels), jnp.float32)
         inputs = mask_padding(x, segment_ids).astype(jnp.float32)
         if segment_ids is None:
             inputs = jnp.concatenate([window, inputs], axis=1)
             taps = [kernel[tap] * inputs[:, tap : tap + steps] for tap in range(self.size)]
-            return functools.reduce(jnp.add, taps).astype(x.dtype), inputs[:, steps:]
-        y, window = _convolve_documents(kernel, inputs, window, segment_ids)
+            y, window = functools.reduce(jnp.add, taps), inputs[:, steps:]
+        else:
+            y, window = _convolve_documents(kernel, inputs, window, segment_ids)
+        if bias is not None:
+            y = y + bias
         return mask_padding(y, segment_ids).astype(x.dtype), window
 
 

@@ -40,6 +40,17 @@ CASES = {
         {"num_heads": 2, "transition": "scalar", "qk_bias": 1.0, "chunk_size": 8},
     ),
     "deltanet": ("deltanet", {"num_heads": 2, "negative_eigenvalues": True, "chunk_size": 8}),
+    "deltanet_wide": (
+        "deltanet",
+        {
+            "num_heads": 2,
+            "head_dim": 6,
+            "expand_v": 4 / 3,
+            "negative_eigenvalues": True,
+            "output_gate": "silu",
+            "chunk_size": 8,
+        },
+    ),
     "gated_deltanet": (
         "gated_deltanet",
         {
@@ -62,6 +73,22 @@ CASES = {
     "mamba2": (
         "mamba2",
         {"num_heads": 4, "state_dim": 5, "num_groups": 2, "chunk_size": 8},
+    ),
+    "mamba2_gated_groups": (
+        "mamba2",
+        {
+            "num_heads": 4,
+            "head_dim": 3,
+            "state_dim": 5,
+            "num_groups": 2,
+            "conv_bias": True,
+            "output_norm": "gated_groups",
+            "chunk_size": 8,
+        },
+    ),
+    "mamba2_plain": (
+        "mamba2",
+        {"num_heads": 4, "state_dim": 5, "output_norm": "none", "chunk_size": 8},
     ),
     "attention": ("attention", {"num_heads": 2, "num_kv_heads": 1, "max_length": 32}),
     "ramnet": ("ramnet", {"num_heads": 2, "digits": 3, "base": 2, "top_k": 3}),

@@ -36,6 +36,7 @@ def convolved(params, x, names):
         kernel = params["conv"]["kernel"]
         history = np.pad(joined, ((0, 0), (len(kernel) - 1, 0), (0, 0)))
         joined = sum(tap * history[:, i : i + x.shape[1]] for i, tap in enumerate(kernel))
+        joined = joined + params["conv"].get("bias", 0)
     return joined
 
 
@@ -60,6 +61,16 @@ def output(params, y, x, gate):
     y = rms_norm(params["norm"], y).reshape(*x.shape[:2], -1)
     if gate is not None:
         y = y * gate(dense(params["gate"], x))
+    return dense(params["out"], y)
+
+
+def grouped_output(params, y, x, groups):
+    """Gate, RMSNorm of each group of heads if there is one, projection."""
+    y = y.reshape(*x.shape[:2], -1) * silu(dense(params["gate"], x))
+    if "norm" in params:
+        parts, scales = np.split(y, groups, axis=-1), np.split(params["norm"]["scale"], groups)
+        normed = [rms_norm({"scale": s}, part) for part, s in zip(parts, scales, strict=True)]
+        y = np.concatenate(normed, axis=-1)
     return dense(params["out"], y)
 
 
@@ -116,7 +127,7 @@ def deltanet(layer, params, x):
     q, k, v = heads(params["heads"], x, layer.layout, silu_after=True)
     beta = 2 * sigmoid(dense(params["beta"]["gate"], x))
     y, _ = oracles.delta(unit(q) * q.shape[-1] ** -0.5, unit(k), v, beta)
-    return output(params["output"], y, x, None)
+    return output(params["output"], y, x, silu if "gate" in params["output"] else None)
 
 
 def gated_deltanet(layer, params, x):
@@ -169,7 +180,10 @@ def mamba2(layer, params, x):
     q, k, v = heads(params["heads"], x, layer.layout, silu_after=True)
     log_decay, step = step_decay(params["decay"], x)
     y, _ = oracles.additive(q, k, v, gain=step, log_decay=log_decay)
-    return output(params["output"], y + params["skip"][:, None] * v, x, silu)
+    y = y + params["skip"][:, None] * v
+    if layer.options.output_norm != "heads":
+        return grouped_output(params["output"], y, x, layer.num_groups)
+    return output(params["output"], y, x, silu)
 
 
 def attention(layer, params, x):

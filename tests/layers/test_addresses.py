@@ -24,7 +24,7 @@ each_mixer = pytest.mark.parametrize("case", ABLE)
 def build(case):
     """The layer of a case, without what is made of projected keys."""
     name, options = CASES[case]
-    return build_mixer(name, WIDTH, options | {"conv_size": 0, "qk_bias": 0.0})
+    return build_mixer(name, WIDTH, options | {"conv_size": 0, "conv_bias": False, "qk_bias": 0.0})
 
 
 @functools.cache

@@ -77,6 +77,8 @@ def test_jit_equals_eager(case):
         # The bias of keys and queries, 2 x 8.
         ("bayesian_scalar", 5 * 256 + 8 + 2 * (32 + 2) + (32 + 2 + 2) + 16),
         ("deltanet", 4 * 256 + 8 + 4 * 48 + 32),
+        # q, k 16 x 12; v, gate, out 16 x 16; norm 8; conv 4 x 40; beta.
+        ("deltanet_wide", 2 * 192 + 3 * 256 + 8 + 160 + 32),
         # q, k 16 x 8; v, gate, out 16 x 24; norm 6; conv 4 x 40; beta; decay; bias 2 x 4.
         ("gated_deltanet", 2 * 128 + 3 * 384 + 6 + 160 + 64 + (64 + 4 + 4) + 8),
         ("kda", 5 * 256 + 8 + 4 * 48 + 32 + (128 + 128 + 16 + 2)),
@@ -87,6 +89,10 @@ def test_jit_equals_eager(case):
         ("gsa", 5 * 256 + 8 + (64 + 4 * 10 + 10)),
         # B, C 16 x 10; x, z, out 16 x 16; norm 4; conv 4 x 36; decay; skip.
         ("mamba2", 2 * 160 + 3 * 256 + 4 + 144 + (64 + 4 + 4) + 4),
+        # B, C 16 x 10; x, z, out 16 x 12; norm 12; conv (4 + 1) x 32; decay; skip.
+        ("mamba2_gated_groups", 2 * 160 + 3 * 192 + 12 + 160 + (64 + 4 + 4) + 4),
+        # B, C 16 x 5; no norm.
+        ("mamba2_plain", 2 * 80 + 3 * 256 + 4 * 26 + (64 + 4 + 4) + 4),
         ("attention", 2 * 256 + 2 * 128),
         # v, gate, out 16 x 16; gate's bias; norm; forget; write and read 16 x 2 * 3 * 2, their
         # biases and temperatures.
