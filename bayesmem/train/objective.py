@@ -126,20 +126,35 @@ def _score(
         squares = jnp.square(jax.nn.logsumexp(logits, axis=-1))
         return sums.loss + scoring.z_loss * jnp.sum(squares, where=targets != IGNORED), sums
 
-    size, length = scoring.tokens, targets.shape[1]
-    if not 0 < size < length:
-        return score(hidden, targets)
-    more = -length % size
-    hidden = jnp.pad(hidden, ((0, 0), (0, more), (0, 0)))
-    targets = jnp.pad(targets, ((0, 0), (0, more)), constant_values=IGNORED)
+    return sum_in_parts(score, hidden, targets, scoring.tokens)
 
-    def parts(x: jax.Array) -> jax.Array:
+
+def sum_in_parts(
+    score: Callable[[PyTree, jax.Array], PyTree], rows: PyTree, targets: jax.Array, size: int
+) -> PyTree:
+    """Sums what a function gives for parts of the rows; each is made again in the backward pass.
+
+    Args:
+      score: from arrays [B, Q', ...] and targets [B, Q'] to arrays that add up over Q', and are 0
+        for targets that are ignored.
+      rows: arrays [B, Q, ...].
+      targets: int [B, Q].
+      size: Q'; 0 for all of Q at once.
+    """
+    length = targets.shape[1]
+    if not 0 < size < length:
+        return score(rows, targets)
+
+    def parts(x: jax.Array, fill: int = 0) -> jax.Array:
+        widths = [(0, 0), (0, -length % size)] + [(0, 0)] * (x.ndim - 2)
+        x = jnp.pad(x, widths, constant_values=fill)
         return jnp.moveaxis(x.reshape(x.shape[0], -1, size, *x.shape[2:]), 1, 0)
 
     @jax.checkpoint
-    def add(carry: Any, part: tuple[jax.Array, jax.Array]) -> tuple[Any, None]:
+    def add(carry: Any, part: tuple[PyTree, jax.Array]) -> tuple[Any, None]:
         return jax.tree.map(jnp.add, carry, score(*part)), None
 
-    zero = jnp.zeros((), jnp.float32)
-    start = zero, LossSums(*[zero] * len(LossSums._fields))
-    return jax.lax.scan(add, start, (parts(hidden), parts(targets)))[0]
+    every = jax.tree.map(parts, rows), parts(targets, IGNORED)
+    shapes = jax.eval_shape(score, *jax.tree.map(lambda x: x[0], every))
+    start = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+    return jax.lax.scan(add, start, every)[0]

@@ -165,12 +165,17 @@ class Settings:
             train=parse_section(TrainSettings, config["train"], "train"),
             mesh=parse_section(MeshSettings, config["mesh"], "mesh"),
         )
-        fits = -(2**31) <= settings.seed < 2**31
-        _need("seed", settings.seed, "-2^31 to 2^31 - 1", fits)
-        warmup, steps = settings.optimizer.warmup_steps, settings.train.steps
-        wanted = f"below train.steps = {steps}: for a short run, set both"
-        _need("optimizer.warmup_steps", warmup, wanted, warmup < steps)
+        check_lengths(settings)
         return settings
+
+
+def check_lengths(settings: Settings) -> None:
+    """Raises ValueError where a seed is too large, or a warm-up too long for its run."""
+    fits = -(2**31) <= settings.seed < 2**31
+    _need("seed", settings.seed, "-2^31 to 2^31 - 1", fits)
+    warmup, steps = settings.optimizer.warmup_steps, settings.train.steps
+    wanted = f"below train.steps = {steps}: for a short run, set both"
+    _need("optimizer.warmup_steps", warmup, wanted, warmup < steps)
 
 
 def parse_section(kind: type[Section], values: Mapping[str, Any], name: str) -> Section:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ MAY_DIFFER = (
     "train.loss_tokens",
     "model.remat",
     "model.remat_saves",
+    "student.remat",
     "sweep.*",
 )
 
@@ -47,7 +48,9 @@ ABSENT_MEANS = {
 }
 
 
-def claim_workdir(workdir: Path, config: Mapping[str, Any]) -> None:
+def claim_workdir(
+    workdir: Path, config: Mapping[str, Any], holds: Sequence[str] = (CHECKPOINTS, RESULTS)
+) -> None:
     """Creates the directory and writes config.json, or checks the one that is there.
 
     An existing config.json is not rewritten: it says how the run was started. Only if that run
@@ -57,6 +60,7 @@ def claim_workdir(workdir: Path, config: Mapping[str, Any]) -> None:
     Args:
       workdir: the run's directory, created with its parents if missing.
       config: the whole config, of JSON values and tuples.
+      holds: folders that show that something was saved, if there is anything in them.
 
     Raises:
       NotADirectoryError: the path, or a parent of it, is a file.
@@ -78,7 +82,7 @@ def claim_workdir(workdir: Path, config: Mapping[str, Any]) -> None:
     differing = _differing(ABSENT_MEANS | _flat(read_config(workdir)), ABSENT_MEANS | _flat(wanted))
     if not differing:
         return
-    folders = [workdir / name for name in (CHECKPOINTS, RESULTS)]
+    folders = [workdir / name for name in holds]
     if any(folder.is_dir() and any(folder.iterdir()) for folder in folders):
         raise ValueError(
             "\n  ".join([f"workdir {workdir} holds a run with another config:", *differing])
@@ -115,7 +119,7 @@ def _differing(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
         f"{key}: {old.get(key, absent)!r} there, {new.get(key, absent)!r} asked"
         for key in sorted(old.keys() | new.keys())
         if old.get(key, absent) != new.get(key, absent)
-        and not any(fnmatch.fnmatch(key, pattern) for pattern in MAY_DIFFER)
+        and not any(fnmatch.fnmatch(key, prefix + x) for x in MAY_DIFFER for prefix in ("", "*."))
     ]
 
 

@@ -1,0 +1,272 @@
+"""Runs the phases of a distillation, one after the other; `distill` reads top to bottom.
+
+Files, in its workdir:
+  config.json          the config it was started with
+  teacher.json         which teacher that was: workdir, step, a digest of its parameters
+  phase_a/, phase_b/   workdirs of the student, as of any training run
+  control/             the same of the teacher, trained on in the layers that the student replaces
+  distill_result.json  the last rows of every phase, written when all are done
+
+The same command continues it after a signal, a kill or a crash, where it was.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+
+from bayesmem.data.tokenizers import load_tokenizer
+from bayesmem.distill.initial import keep_init, make_init
+from bayesmem.distill.objectives import joint_objective, layer_objective
+from bayesmem.distill.replacement import Pair, in_turns, make_pair
+from bayesmem.distill.settings import DistillSettings
+from bayesmem.models import LanguageModel, ModelConfig
+from bayesmem.models.state_file import describe_model
+from bayesmem.train.checkpoint import restore_params
+from bayesmem.train.loop import Program, evaluate, run_steps
+from bayesmem.train.objective import Objective, Scoring, next_token
+from bayesmem.train.optimizer import make_optimizer, make_schedule
+from bayesmem.train.parts import build_model, build_parts
+from bayesmem.train.records import write_json
+from bayesmem.train.settings import Settings
+from bayesmem.train.sharding import check_batch_size, make_mesh
+from bayesmem.train.step import abstract_params, make_eval_step, make_train_step, start_state
+from bayesmem.train.trained_part import mask_table
+from bayesmem.train.workdir import (
+    CHECKPOINTS,
+    RESULT,
+    as_json,
+    claim_workdir,
+    read_config,
+)
+
+logger = logging.getLogger(__name__)
+
+PyTree = Any
+TEACHER = "teacher.json"
+DISTILL_RESULT = "distill_result.json"
+
+
+class Teacher(NamedTuple):
+    """A trained model on text.
+
+    Attributes:
+      config: of its run.
+      model: what it is.
+      step: of the checkpoint.
+      params: its parameters, unboxed, on the mesh.
+      vocab_size: ids of its tokenizer.
+    """
+
+    config: dict[str, Any]
+    model: LanguageModel
+    step: int
+    params: PyTree
+    vocab_size: int
+
+
+class Phase(NamedTuple):
+    """One phase.
+
+    Attributes:
+      model: configuration of what is trained.
+      objective: what it descends.
+      init: (key, given parameters) -> its first parameters, boxed.
+      start: makes the given parameters, when they are needed.
+      given: what the objective reads besides.
+    """
+
+    model: ModelConfig
+    objective: Objective
+    init: Callable[[jax.Array, PyTree], PyTree]
+    start: Callable[[], PyTree]
+    given: PyTree
+
+
+def distill(config: Mapping[str, Any], workdir: str | Path) -> dict[str, Any]:
+    """Distils, or continues in `workdir`.
+
+    Args:
+      config: as `configs/distill.py` makes it.
+      workdir: the directory of all phases.
+
+    Returns:
+      The content of distill_result.json; or, stopped by a signal, that of the phase.
+
+    Raises:
+      ValueError: a bad config, a teacher that does not fit or has changed, or a workdir of another
+        distillation.
+      FileNotFoundError: the teacher's workdir has no run or no usable checkpoint.
+      NotADirectoryError: the workdir is a file.
+    """
+    settings, workdir = DistillSettings.from_config(config), Path(workdir)
+    mesh = make_mesh(settings.runs["phase_a"].mesh)
+    for own in settings.runs.values():
+        check_batch_size(own.train.batch_size, own.train.grad_accumulation, mesh)
+    teacher = load_teacher(settings, config)
+    pair = make_pair(teacher.model.config, settings.student)
+    claim_workdir(workdir, config, holds=settings.phases)
+    _same_teacher(workdir, settings, teacher)
+    params = in_turns(teacher.model.config, teacher.params, pair.period)
+    logger.info("trained of the student:\n%s", _mask(pair))
+    results = {}
+    for name in settings.phases:
+        phase = make_phase(name, pair, settings, teacher, params, workdir)
+        section = phase_config(name, phase.model, settings, teacher, config)
+        result = run_phase(phase, pair, settings.runs[name], workdir / name, section)
+        if "stopped" in result:
+            return {"phase": name} | result
+        results[name] = result
+    result = {"teacher": settings.teacher, "layers": list(pair.layers), **results}
+    if jax.process_index() == 0:
+        write_json(workdir / DISTILL_RESULT, result)
+    return result
+
+
+def load_teacher(settings: DistillSettings, config: Mapping[str, Any]) -> Teacher:
+    """Restores the teacher, and says how it is read: data keys that are None are its own."""
+    workdir = Path(settings.teacher)
+    own = read_config(workdir)
+    if own["data"]["task"] != "text":
+        raise ValueError(
+            f"config teacher: found a run of data.task = {own['data']['task']!r} in {workdir}; "
+            f"wanted one on text"
+        )
+    wanted = load_tokenizer(own["data"].get("tokenizer", "bytes"))
+    data = own["data"] | {key: x for key, x in as_json(config["data"]).items() if x is not None}
+    found = load_tokenizer(data.get("tokenizer", "bytes"))
+    if found.fingerprint != wanted.fingerprint:
+        raise ValueError(
+            f"config data.tokenizer: found {found.name}, wanted the teacher's, {wanted.name}"
+        )
+    model, mesh = build_model(own), make_mesh(settings.runs["phase_a"].mesh)
+    step, params = restore_params(workdir / CHECKPOINTS, abstract_params(model, mesh))
+    return Teacher(own | {"data": data}, model, step, params, wanted.vocab_size)
+
+
+def make_phase(
+    name: str,
+    pair: Pair,
+    settings: DistillSettings,
+    teacher: Teacher,
+    params: PyTree,
+    workdir: Path,
+) -> Phase:
+    """Says what a phase is.
+
+    Args:
+      name: of the phase.
+      pair: teacher and student.
+      settings: the whole config.
+      teacher: the teacher.
+      params: its parameters in turns.
+      workdir: of all phases; phase B goes on from phase A where that is run.
+    """
+    options = settings.runs[name].train
+    scoring = Scoring(options.loss_tokens, options.z_loss)
+    if name == "control":
+        model = LanguageModel(pair.teacher)
+        objective = next_token(model, scoring)
+        return Phase(pair.teacher, objective, keep_init(model), lambda: params, ())
+    blocks = params["layers"]
+    given = {f"block_{place}": blocks[f"block_{place}"]["mixer"] for place in pair.places}
+    init = make_init(pair, settings.student)
+    if name == "phase_a":
+        return Phase(pair.student, layer_objective(pair), init, lambda: params, given)
+    objective = joint_objective(
+        pair, settings.joint, vocab_size=teacher.vocab_size, tokens=options.loss_tokens
+    )
+    if "phase_a" not in settings.phases:
+        return Phase(pair.student, objective, init, lambda: params, given)
+    student = LanguageModel(pair.student)
+
+    def start() -> PyTree:
+        target = abstract_params(student, make_mesh(settings.runs[name].mesh))
+        return restore_params(workdir / "phase_a" / CHECKPOINTS, target)[1]
+
+    return Phase(pair.student, objective, keep_init(student), start, given)
+
+
+def phase_config(
+    name: str,
+    model: ModelConfig,
+    settings: DistillSettings,
+    teacher: Teacher,
+    config: Mapping[str, Any],
+) -> dict[str, Any]:
+    """The config of a phase's workdir, such as `launch.train` would have written."""
+    section = {key: config[name][key] for key in ("optimizer", "train")}
+    own = {"seed": settings.runs[name].seed, "mesh": config["mesh"], **section}
+    return as_json(own | {"model": model_section(model), "data": teacher.config["data"]})
+
+
+def model_section(model: ModelConfig) -> dict[str, Any]:
+    """The `model` section of a config that a model is built from."""
+    fields = {name: getattr(model, name) for name in type(model).__dataclass_fields__}
+    fields["mixer_options"] = {name: dict(x) for name, x in model.mixer_options.items()}
+    return fields
+
+
+def run_phase(
+    phase: Phase, pair: Pair, settings: Settings, workdir: Path, config: dict[str, Any]
+) -> dict[str, Any]:
+    """Runs what is left of a phase; returns as `bayesmem.train.loop.train`."""
+    if (workdir / RESULT).exists():
+        return dict(json.loads((workdir / RESULT).read_text()))
+    claim_workdir(workdir, config)
+    options, mesh = settings.train, make_mesh(settings.mesh)
+    parts = build_parts(config, settings)
+    schedule = make_schedule(settings.optimizer, options.steps)
+    optimizer = make_optimizer(settings.optimizer, options.steps)
+    state, shardings = start_state(
+        phase.init, optimizer, settings.seed, mesh, trains=pair.trains, given=phase.start()
+    )
+    step = make_train_step(
+        phase.objective,
+        optimizer,
+        schedule,
+        shardings,
+        grad_accumulation=options.grad_accumulation,
+        trains=pair.trains,
+    )
+    measure = make_eval_step(phase.objective)
+
+    def evaluation(params: PyTree) -> dict[str, float]:
+        of_batch = functools.partial(measure, params, given=phase.given)
+        return evaluate(phase.objective, of_batch, parts.eval_batches, mesh)
+
+    program = Program(
+        state, functools.partial(step, given=phase.given), evaluation, evaluates_first=True
+    )
+    return run_steps(program, parts.loader, settings, workdir, config)
+
+
+def _mask(pair: Pair) -> str:
+    model = LanguageModel(pair.student)
+    tokens = jax.ShapeDtypeStruct((1, 2), "int32")
+    params = jax.eval_shape(model.init, jax.random.key(0), tokens)["params"]
+    return mask_table(params, pair.trains)
+
+
+def _same_teacher(workdir: Path, settings: DistillSettings, teacher: Teacher) -> None:
+    """Notes the teacher, or raises ValueError where it is another than at first."""
+    if jax.process_index() != 0:
+        return
+    digest = describe_model(teacher.model, teacher.params)["parameters"]
+    found = {"workdir": settings.teacher, "step": teacher.step, "parameters": digest}
+    path = workdir / TEACHER
+    if not path.exists():
+        write_json(path, found)
+        return
+    earlier = json.loads(path.read_text())
+    if earlier["parameters"] != digest:
+        raise ValueError(
+            f"config teacher: found step {teacher.step} of {settings.teacher}, wanted step "
+            f"{earlier['step']}, which {workdir} was started with; use another --workdir"
+        )
