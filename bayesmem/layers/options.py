@@ -56,7 +56,7 @@ def expanded(name: str, size: int, factor_name: str, factor: float) -> int:
         1/3; names both factors and the product.
     """
     product = size * factor
-    if not math.isclose(product, round(product), rel_tol=1e-9) or product < 1:
+    if not math.isclose(product, round(product), rel_tol=1e-9) or round(product) < 1:
         raise ValueError(
             f"{factor_name}: {name} {size} * {factor_name} {factor:g} = {product:g}, "
             f"wanted a whole number >= 1"

@@ -76,6 +76,13 @@ def test_what_does_not_fit_raises_at_construction_and_names_the_numbers(mixer, o
         assert word in str(error.value)
 
 
+def test_a_factor_may_be_rounded():
+    layer = build_mixer("gated_deltanet", 16, {"head_dim": 49, "expand_v": 1 / 49})
+    assert layer.layout.value_dim == 1
+    layer = build_mixer("gla", 16, {"head_dim": 49, "expand_k": 50 / 49})
+    assert layer.layout.key_dim == 50
+
+
 @pytest.mark.parametrize("mixer", MIXERS)
 def test_shapes_of_a_call_are_checked(mixer):
     layer, x = build_mixer(mixer, 16, {"num_heads": 2}), jnp.zeros((2, 3, 16))

@@ -1,0 +1,34 @@
+"""Folders that are there as a whole or not at all."""
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+
+@contextmanager
+def new_folder(name: str, path: Path) -> Iterator[Path]:
+    """Yields a folder to write into, which becomes `path` when the block ends without an error.
+
+    After an error it is removed; a kill leaves a `.NAME.partial-PID` beside `path`.
+
+    Args:
+      name: the argument's name, for errors.
+      path: the folder; not there yet, or empty.
+
+    Raises:
+      FileExistsError: there is something at `path`.
+    """
+    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        kind = "a folder that is not empty" if path.is_dir() else "a file"
+        raise FileExistsError(f"{name}: found {kind} at {path}, wanted a new folder")
+    path = path.absolute()
+    partial = path.parent / f".{path.name}.partial-{os.getpid()}"
+    partial.mkdir(parents=True)
+    try:
+        yield partial
+        os.replace(partial, path)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
