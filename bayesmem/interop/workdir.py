@@ -21,7 +21,7 @@ from bayesmem.interop.origin import Origin
 from bayesmem.models.config import ModelConfig
 from bayesmem.train.checkpoint import restore_params, save_checkpoint
 from bayesmem.train.parts import build_model
-from bayesmem.train.settings import MeshSettings
+from bayesmem.train.settings import MeshSettings, OptimizerSettings, TrainSettings
 from bayesmem.train.sharding import make_mesh
 from bayesmem.train.step import TrainState, abstract_params
 from bayesmem.train.workdir import CHECKPOINTS, CONFIG, read_config
@@ -32,6 +32,7 @@ ORIGIN = "origin.json"
 BYTES = "bytes"
 LONGEST_ROW = 2048
 """Tokens a row of the workdir's `data` section, where the model's own length is not below it."""
+OPTIMIZER = OptimizerSettings(learning_rate=1e-4, warmup_steps=50, weight_decay=0.1)
 
 
 def import_workdir(source: str, workdir: Path, tokenizer: str = "") -> ModelConfig:
@@ -119,8 +120,8 @@ def run_config(config: ModelConfig, tokenizer: str) -> dict[str, Any]:
             "tokenizer": tokenizer,
             "seq_len": min(config.max_length, LONGEST_ROW),
         },
-        "optimizer": {"learning_rate": 1e-4, "warmup_steps": 50, "weight_decay": 0.1},
-        "train": {"steps": 300, "batch_size": 8},
+        "optimizer": dataclasses.asdict(OPTIMIZER),
+        "train": dataclasses.asdict(TrainSettings(steps=300, batch_size=8)),
         "mesh": dataclasses.asdict(MeshSettings()),
     }
 

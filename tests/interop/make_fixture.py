@@ -119,7 +119,7 @@ def one_by_one(model, tokens, cache):
 
 def empty_cache(model):
     """The cache of Mamba-2 before its first token: zeros."""
-    cache, device = models.utils.Cache(), model.lm_head.weight.device
+    cache, device = import_module("fla.models.utils").Cache(), model.lm_head.weight.device
     for layer in (block.mixer for block in model.backbone.layers):
         memory = torch.zeros(ROWS, layer.num_heads, layer.head_dim, layer.ssm_state_size)
         window = torch.zeros(ROWS, layer.conv_dim, layer.conv_kernel_size)
