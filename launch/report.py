@@ -1,8 +1,9 @@
 """Makes docs/RESULTS.md and its figures from result files alone: `python -m launch.report`.
 
 Reads of docs/results: collision.json (results.json of `launch.collision`), sweep*.json (sweep.json
-of `launch.sweep`, with what is to be said of it in a .md file of the same name) and
-*bench_ops*.json (of `launch.bench_ops`). Takes seconds on a CPU.
+of `launch.sweep`, with what is to be said of it in a .md file of the same name),
+comparison_*.json (of `launch.compare`, likewise) and *bench_ops*.json (of `launch.bench_ops`).
+Takes seconds on a CPU.
 """
 
 import functools
@@ -15,6 +16,7 @@ from absl import app, flags
 
 from bayesmem.evaluate.results_page import COLLISION, Files, read_files, results_page
 from bayesmem.plots.collision import plot_collision
+from bayesmem.plots.comparison import plot_depths
 from bayesmem.plots.sweeps import plot_curves, plot_recall, plot_tests
 from launch.errors import short_errors
 
@@ -42,6 +44,9 @@ def draw(files: Files, folder: Path) -> dict[str, list[Path]]:
         stem = Path(name).stem
         tests = [] if sweep.task == "mqar" else plot_tests(sweep, folder, stem)
         drawn[name] = tests + plot_curves(sweep, folder, f"{stem}_curves")
+    for name, found in files.comparisons.items():
+        compared = found["baseline"] is not None
+        drawn[name] = plot_depths(found, folder, Path(name).stem) if compared else []
     recall = [sweep for sweep in files.sweeps.values() if sweep.task == "mqar"]
     drawn["mqar"] = plot_recall(recall, folder) if recall else []
     return {name: [p for p in paths if p.suffix == ".svg"] for name, paths in drawn.items()}
@@ -59,7 +64,8 @@ def main(argv: list[str]) -> None:
     figures = draw(files, Path(_FIGURES.value))
     output.parent.mkdir(parents=True, exist_ok=True)
     output.write_text(results_page(files, link, figures, shipped))
-    count = len(files.sweeps) + len(files.benches) + (files.collision is not None)
+    kinds = (files.sweeps, files.benches, files.comparisons)
+    count = sum(map(len, kinds)) + (files.collision is not None)
     print(f"{output}: {count} result files, {sum(map(len, figures.values()))} figures")
 
 

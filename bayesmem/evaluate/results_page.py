@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bayesmem.evaluate.collision_report import comparison, markdown_section
+from bayesmem.evaluate.comparison_report import comparison_section
 from bayesmem.evaluate.markdown import origins, table
 from bayesmem.evaluate.speed_table import Row, speed_section
 from bayesmem.evaluate.sweep_report import Shipped, counts, reduced, runs, sweep_section, title
@@ -38,6 +39,7 @@ class Files(NamedTuple):
       sweeps: in the order of the page.
       notes: what is said of a sweep, the text of the file of its name that ends in .md.
       benches: rows of `launch.bench_ops`.
+      comparisons: contents of `comparison_NAME.json` of `launch.compare`.
     """
 
     folder: Path
@@ -45,6 +47,7 @@ class Files(NamedTuple):
     sweeps: Mapping[str, Sweep]
     notes: Mapping[str, str]
     benches: Mapping[str, Sequence[Row]]
+    comparisons: Mapping[str, Mapping[str, Any]]
 
 
 def read_files(folder: Path) -> Files:
@@ -56,20 +59,25 @@ def read_files(folder: Path) -> Files:
     """
     sweeps = {path.name: _read_sweep(path) for path in sorted(folder.glob("sweep*.json"))}
     benches = {path.name: read_rows(path) for path in sorted(folder.glob("*bench_ops*.json"))}
+    comparisons = {
+        path.name: _read_comparison(path) for path in sorted(folder.glob("comparison_*.json"))
+    }
     path = folder / COLLISION
     collision = _read_collision(path) if path.is_file() else None
-    if not sweeps and not benches and collision is None:
+    if not sweeps and not benches and not comparisons and collision is None:
         raise FileNotFoundError(
-            f"--results: {folder} holds no {COLLISION}, no sweep*.json and no *bench_ops*.json"
+            f"--results: {folder} holds no {COLLISION}, no sweep*.json, no comparison_*.json and "
+            f"no *bench_ops*.json"
         )
     names = sorted(sweeps, key=lambda name: (*_place(sweeps[name]), name))
-    notes = {name: (folder / name).with_suffix(".md") for name in names}
+    notes = {name: (folder / name).with_suffix(".md") for name in (*names, *comparisons)}
     return Files(
         folder,
         collision,
         {name: sweeps[name] for name in names},
         {name: note.read_text() for name, note in notes.items() if note.is_file()},
         benches,
+        comparisons,
     )
 
 
@@ -120,6 +128,13 @@ def results_page(
         links = [link(path) for path in figures[name]]
         note = files.notes.get(name, "")
         parts.append(sweep_section(f"{folder}/{name}", sweep, links, shipped, note))
+    if files.comparisons:
+        parts.append("## Language models\n")
+    for name, compared in files.comparisons.items():
+        links, note = [link(path) for path in figures[name]], files.notes.get(name, "")
+        parts.append(
+            comparison_section(f"{folder}/{name}", _comparison(name), compared, links, note)
+        )
     if files.benches:
         parts.append(speed_section(files.benches, folder))
     return "\n".join(parts)
@@ -138,12 +153,36 @@ def _contents(files: Files, folder: str, shipped: Shipped) -> str:
         device, _, commit = origins(sweep.results)
         claims = counts(sweep) + (", at a smaller size" if reduced(sweep, shipped) else "")
         rows.append((f"[{title(sweep)}]({folder}/{name})", runs(sweep), device, commit, claims))
+    for name, found in files.comparisons.items():
+        done = [
+            result["provenance"] for task in found["tasks"].values() for result in task.values()
+        ]
+        device, _, commit = origins(done) if done else ("-", "", "-")
+        what = f"{len(found['runs'])} runs, {len(found['tasks'])} tasks"
+        rows.append((f"[{_comparison(name)}]({folder}/{name})", what, device, commit, "-"))
     if files.benches:
         timings = [row for bench in files.benches.values() for row in bench]
         devices = ", ".join(sorted({row["device"] for row in timings}))
         what = f"{len(timings)} timings in {len(files.benches)} files"
         rows.append(("Speed, memory and error of the ops", what, devices, "-", "-"))
     return table(("experiment", "what was run", "device", "commit", "reproduced"), rows) + "\n"
+
+
+def _comparison(name: str) -> str:
+    """Title of a comparison, from its file's name."""
+    return Path(name).stem.removeprefix("comparison_").replace("_", " ").capitalize()
+
+
+def _read_comparison(path: Path) -> dict[str, Any]:
+    """A comparison; all that its section needs is there."""
+    try:
+        found = json.loads(path.read_text())
+        comparison_section(path.name, "", found, [])
+    except _UNREADABLE as error:
+        raise ValueError(
+            f"{path}: found no results of launch.compare ({type(error).__name__}: {error})"
+        ) from error
+    return found
 
 
 def _read_sweep(path: Path) -> Sweep:
