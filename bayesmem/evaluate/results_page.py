@@ -153,12 +153,11 @@ def _contents(files: Files, folder: str, shipped: Shipped) -> str:
         device, _, commit = origins(sweep.results)
         claims = counts(sweep) + (", at a smaller size" if reduced(sweep, shipped) else "")
         rows.append((f"[{title(sweep)}]({folder}/{name})", runs(sweep), device, commit, claims))
-    for name, found in files.comparisons.items():
-        done = [
-            result["provenance"] for task in found["tasks"].values() for result in task.values()
-        ]
+    for name, compared in files.comparisons.items():
+        of_tasks = compared["tasks"].values()
+        done = [found["provenance"] for by_run in of_tasks for found in by_run.values()]
         device, _, commit = origins(done) if done else ("-", "", "-")
-        what = f"{len(found['runs'])} runs, {len(found['tasks'])} tasks"
+        what = f"{len(compared['runs'])} runs, {len(of_tasks)} tasks"
         rows.append((f"[{_comparison(name)}]({folder}/{name})", what, device, commit, "-"))
     if files.benches:
         timings = [row for bench in files.benches.values() for row in bench]
