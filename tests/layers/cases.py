@@ -37,7 +37,13 @@ CASES = {
     ),
     "bayesian_scalar": (
         "bayesian",
-        {"num_heads": 2, "transition": "scalar", "qk_bias": 1.0, "chunk_size": 8},
+        {
+            "num_heads": 2,
+            "num_value_heads": 4,
+            "transition": "scalar",
+            "qk_bias": 1.0,
+            "chunk_size": 8,
+        },
     ),
     "deltanet": ("deltanet", {"num_heads": 2, "negative_eigenvalues": True, "chunk_size": 8}),
     "deltanet_wide": (

@@ -99,7 +99,7 @@ def bayesian(layer, params, x):
     q, k = unit(q), unit(k)
     process_var = softplus(dense(params["process_noise"]["gate"], x))
     obs_var = softplus(dense(params["observation_noise"]["gate"], x))
-    obs_var = 1e-6 + obs_var.reshape(*x.shape[:2], layer.num_heads, layer.num_groups)
+    obs_var = 1e-6 + obs_var.reshape(*x.shape[:2], layer.layout.value_heads, layer.num_groups)
     log_decay = angle = None
     if layer.transition != "identity":
         channels = layer.layout.key_dim if layer.transition == "diagonal" else None

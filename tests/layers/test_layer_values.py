@@ -75,7 +75,7 @@ def test_jit_equals_eager(case):
             2 * 128 + 3 * 192 + 6 + 4 * 28 + 138 + (32 + 2) + (64 + 4) + (128 + 8) + 2,
         ),
         # The bias of keys and queries, 2 x 8.
-        ("bayesian_scalar", 5 * 256 + 8 + 2 * (32 + 2) + (32 + 2 + 2) + 16),
+        ("bayesian_scalar", 2 * 256 + 3 * 512 + 8 + 2 * (64 + 4) + (64 + 4 + 4) + 16),
         ("deltanet", 4 * 256 + 8 + 4 * 48 + 32),
         # q, k 16 x 12; v, gate, out 16 x 16; norm 8; conv 4 x 40; beta.
         ("deltanet_wide", 2 * 192 + 3 * 256 + 8 + 160 + 32),
