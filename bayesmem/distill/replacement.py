@@ -117,6 +117,11 @@ def _options(mixer: nn.Module, layer: int, settings: StudentSettings) -> dict[st
             f"config student.initial: found 'close' for layer {layer} with negative_eigenvalues, "
             f"wanted 'scratch': a filter's gain is at most 1"
         )
+    if settings.initial == "close" and mixer.options.output_norm == "none":
+        raise ValueError(
+            f"config student.initial: found 'close' for layer {layer} with output_norm 'none', "
+            f"wanted 'scratch': without a norm the scale of the reads is not the teacher's"
+        )
     layout = mixer.layout
     if layout.value_dim % settings.num_groups:
         raise ValueError(

@@ -14,10 +14,12 @@ from jax.sharding import Mesh
 
 from bayesmem.data.tokenizers import ByteTokenizer, Tokenizer
 from bayesmem.ops.segments import positions_in_document
-from bayesmem.train.losses import IGNORED, batch_logits, target_losses
+from bayesmem.train.losses import IGNORED, hidden_and_penalty, target_losses
+from bayesmem.train.objective import sum_in_parts
 from bayesmem.train.sharding import put_batch
 
 FIRST_EDGE = 16  # tokens of context in the first bucket; every further edge doubles it
+PART = 512  # tokens of each row whose logits are held at once
 
 
 def perplexity(
@@ -58,11 +60,18 @@ def perplexity(
         )
         edges = jnp.asarray(position_edges(targets.shape[1]))
         bucket = jnp.searchsorted(edges, positions, side="right") - 1
-        losses = target_losses(batch_logits(model, params, batch), targets)
-        counted = targets != IGNORED
-        columns = (losses, counted, counted & (targets != tokenizer.document_end))
-        stacked = jnp.stack([column.astype(jnp.float32) for column in columns], axis=-1)
-        summed = jnp.zeros((len(edges), 3)).at[bucket].add(stacked)
+        hidden, _ = hidden_and_penalty(model, params, batch)
+
+        def score(rows: tuple[jax.Array, jax.Array], targets: jax.Array) -> jax.Array:
+            hidden, bucket = rows
+            logits: Any = model.apply({"params": params}, hidden, method="logits")
+            counted = targets != IGNORED
+            ends = targets == tokenizer.document_end
+            columns = (target_losses(logits, targets), counted, counted & ~ends)
+            stacked = jnp.stack([column.astype(jnp.float32) for column in columns], axis=-1)
+            return jnp.zeros((len(edges), 3)).at[bucket].add(stacked)
+
+        summed = sum_in_parts(score, (hidden, bucket), targets, PART)
         return summed, jnp.sum(batch["text_bytes"])
 
     totals, size, length = np.zeros((1, 3)), 0, 0

@@ -99,7 +99,9 @@ def text_batches():
     return batches
 
 
-def test_perplexity_by_position_in_the_document(toy):
+@pytest.mark.parametrize("part", [512, 7])
+def test_perplexity_by_position_in_the_document(toy, monkeypatch, part):
+    monkeypatch.setattr("bayesmem.evaluate.perplexity.PART", part)
     model, params, mesh = toy
     nats, tokens, sizes = {}, {}, {}
     for batch in text_batches():
