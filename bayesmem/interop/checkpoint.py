@@ -190,7 +190,7 @@ def _require_tensors(place: str, found: Shapes, wanted: Shapes) -> None:
 
 def _require_tied(files: TensorFiles, table: str) -> None:
     """Raises ValueError unless a head that is stored besides its tied table is the same."""
-    found = {name: tensor for name, tensor in files.tensors() if name in (HEAD, table)}
+    found = dict(files.tensors((HEAD, table)))
     one, two = (found[name].astype(np.float32) for name in (HEAD, table))
     if not np.array_equal(one, two, equal_nan=True):
         raise ValueError(

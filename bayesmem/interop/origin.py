@@ -1,6 +1,7 @@
 """Where imported parameters come from: all that is needed to write the same files again."""
 
 import json
+from pathlib import Path
 from typing import Any, NamedTuple
 
 DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
@@ -38,6 +39,8 @@ class Origin(NamedTuple):
             found = sorted(value) if isinstance(value, dict) else type(value).__name__
             raise ValueError(f"origin: found {found}, wanted the keys {sorted(wanted)}")
         origin = cls(**value)
+        if any(Path(file).name != file for file in origin.shards):
+            raise ValueError(f"origin shards: found {sorted(origin.shards)}, wanted names of files")
         if {d for shard in origin.shards.values() for d in shard.values()} - set(DTYPES.values()):
             raise ValueError(f"origin shards: found a dtype that is none of {[*DTYPES.values()]}")
         return origin

@@ -1,7 +1,7 @@
 """Folders of safetensors files: one, or several with an index that says which holds what."""
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -52,11 +52,11 @@ class TensorFiles(NamedTuple):
         own = [item for tensors in self.headers.values() for item in tensors.items()]
         return {name: header.shape for name, header in own}
 
-    def tensors(self) -> Iterator[tuple[str, np.ndarray]]:
-        """Yields every tensor's name and array, one by one."""
+    def tensors(self, names: Collection[str] | None = None) -> Iterator[tuple[str, np.ndarray]]:
+        """Yields the name and the array of every tensor, or of those named, one by one."""
         for file, own in self.headers.items():
             with safetensors.safe_open(self.folder / file, "np") as opened:
-                for name in own:
+                for name in own if names is None else [n for n in own if n in names]:
                     yield name, opened.get_tensor(name)
 
 
@@ -70,7 +70,7 @@ def read_text(path: Path) -> str:
     if not path.is_file():
         raise FileNotFoundError(f"source: found no {path.name} in {path.parent}, wanted one")
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_bytes().decode("utf-8")  # line ends as they are
         if isinstance(json.loads(text), dict):
             return text
         reason = "no object"
@@ -116,7 +116,7 @@ def write_files(folder: Path, origin: Origin, tensors: Iterable[tuple[str, np.nd
       origin: which files, and the dtypes.
       tensors: float32, in the order of the origin's shards.
     """
-    (folder / CONFIG).write_text(origin.config, encoding="utf-8")
+    (folder / CONFIG).write_bytes(origin.config.encode("utf-8"))
     coming, total = iter(tensors), 0
     for file, dtypes in origin.shards.items():
         own: dict[str, np.ndarray] = {}
@@ -132,7 +132,7 @@ def write_files(folder: Path, origin: Origin, tensors: Iterable[tuple[str, np.nd
         save_file(own, path, metadata=origin.metadata.get(file))
         path.chmod(mode)
     if origin.index_text is not None:
-        (folder / INDEX).write_text(_sized(origin.index_text, total), encoding="utf-8")
+        (folder / INDEX).write_bytes(_sized(origin.index_text, total).encode("utf-8"))
 
 
 def _cast(name: str, array: np.ndarray, dtype: str) -> np.ndarray:

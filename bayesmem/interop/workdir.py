@@ -19,6 +19,7 @@ from bayesmem.interop.hub import TOKENIZERS, local_folder
 from bayesmem.interop.new_folder import new_folder
 from bayesmem.interop.origin import Origin
 from bayesmem.models.config import ModelConfig
+from bayesmem.models.language_model import LanguageModel
 from bayesmem.train.checkpoint import restore_params, save_checkpoint
 from bayesmem.train.parts import build_model
 from bayesmem.train.settings import MeshSettings, OptimizerSettings, TrainSettings
@@ -91,7 +92,7 @@ def export_workdir(workdir: Path, output: Path, dtype: str | None = None) -> int
     config = read_config(workdir)
     if "model" not in config:
         raise ValueError(f"workdir: found no model in the config of {workdir}, wanted a run")
-    model = build_model(config)
+    model = LanguageModel(ModelConfig.from_dict(config["model"]))
     target = abstract_params(model, make_mesh(MeshSettings()))
     step, params = restore_params(workdir / CHECKPOINTS, target)
     save_fla(output, model.config, params, _read_origin(workdir / ORIGIN), dtype)

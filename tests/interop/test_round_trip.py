@@ -58,6 +58,8 @@ def assert_same_params(found, wanted):
 @pytest.mark.parametrize("name", NAMES)
 def test_export_gives_the_same_files_and_parameters(name, tmp_path):
     source, _ = copied(name, tmp_path / "source")
+    text = (source / "config.json").read_bytes()
+    (source / "config.json").write_bytes(text.replace(b"\n", b"\r\n"))
     config, params, origin = load_fla(source)
     save_fla(tmp_path / "out", config, params, origin)
     assert_same_files(tmp_path / "out", source)

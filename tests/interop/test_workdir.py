@@ -143,7 +143,8 @@ def test_an_origin_that_is_none_is_named(source, tmp_path):
     import_workdir(str(source), tmp_path / "run")
     path = tmp_path / "run" / "origin.json"
     content = json.loads(path.read_text())
-    wrong = ("{", "[]", "{}", json.dumps(content | {"shards": {MODEL: {"x": "int8"}}}))
+    shards = ({MODEL: {"x": "int8"}}, {"../model.safetensors": {"x": "float32"}})
+    wrong = ("{", "[]", "{}", *(json.dumps(content | {"shards": shard}) for shard in shards))
     for text in wrong:
         path.write_text(text)
         with pytest.raises(ValueError, match="origin.json: found no origin"):
