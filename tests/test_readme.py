@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from bayesmem.distill.settings import DistillSettings
 from bayesmem.layers import MIXERS
 from bayesmem.train.parts import build_model
 from bayesmem.train.tasks import model_of
@@ -80,6 +81,10 @@ def test_config_of_a_command_builds(line):
     assert (ROOT / path).is_file()
     module = importlib.import_module(path.removesuffix(".py").replace("/", "."))
     config = module.get_config(*filter(None, [variant]))
+    if "teacher" in config:  # the model is that of a run
+        config.teacher = "runs/teacher"
+        DistillSettings.from_config(config)
+        return
     if "sweep" not in config:
         build_model(config)
         return
@@ -96,7 +101,7 @@ def has(config, key):
 
 
 def test_every_config_key_named_in_the_text_exists():
-    names = "lm", "mqar", "sweeps.collision", "sweeps.mqar"
+    names = "lm", "mqar", "distill", "sweeps.collision", "sweeps.mqar"
     configs = [importlib.import_module(f"configs.{name}").get_config() for name in names]
     for key in re.findall(r"--config\.([\w.]+)=", TEXT):
         assert any(has(config, key) for config in configs), key

@@ -18,7 +18,6 @@ from bayesmem.layers.interface import mask_padding
 from bayesmem.layers.rotary import document_positions
 from bayesmem.models import LanguageModel, ModelConfig
 from bayesmem.models.blocks import Block
-from bayesmem.ops.segments import valid_steps
 
 PyTree = Any
 Batch = Mapping[str, jax.Array]
@@ -54,8 +53,8 @@ class Reader:
         self.pair, self.ids = pair, batch.get("segment_ids")
         start = jnp.zeros(tokens.shape[0], jnp.int32)
         self.positions = document_positions(tokens.shape, self.ids, start, None)
-        valid = jnp.ones(tokens.shape, bool) if self.ids is None else valid_steps(self.ids)
-        self.valid = valid[..., None]
+        # Negative ids are padding.
+        self.valid = (jnp.zeros_like(tokens) if self.ids is None else self.ids)[..., None] >= 0
 
     def embed(self, params: PyTree, tokens: jax.Array) -> jax.Array:
         """Returns the embeddings [B, T, W]."""
