@@ -1,10 +1,16 @@
 """First parameters of a student: the teacher's, and noises that make the filter start near it.
 
 The gain of a filter whose predicted covariance is c I is c / (r^2 + c) on a unit key: with
-r^2 = c (1 - beta) / beta = c exp(-x W) it is the delta rule's strength beta = sigmoid(x W). The
-covariance is c I only as far as process noise fills up again what a write has taken away, so
-ell^2 is a good part of c. Only ratios matter (scaling r^2, ell^2 and P together changes no read),
-so c is small: softplus is then the exponential.
+r^2 = c (1 - beta) / beta = c exp(-x W) it is the delta rule's strength beta = sigmoid(x W).
+
+The covariance is c I before the first write, the prior. It stays about c in the mean over
+directions if process noise fills up what is lost: a decay a takes (1 - a^2) c of each of D
+directions, a write about beta c of one. So ell^2 = c (1 - a^2 + beta / D) at x = 0, and its
+logarithm follows x as half of that of the decay's step size does: on trained and new layers with
+decays of .2 to .999 a token, the first error was least so (0, half and all of it were tried).
+
+Only ratios matter (scaling r^2, ell^2 and P together changes no read), so c is small: softplus is
+then the exponential.
 """
 
 from __future__ import annotations
@@ -17,15 +23,12 @@ import jax.numpy as jnp
 from flax import linen as nn
 from flax import traverse_util
 
-from bayesmem.distill.replacement import Pair
+from bayesmem.distill.replacement import SCALE, Pair
 from bayesmem.distill.settings import StudentSettings
 from bayesmem.layers.gates import inverse_softplus
 from bayesmem.models import LanguageModel
 
 PyTree = Any
-
-SCALE = 1e-3
-"""c, the predicted variance along a key that r^2 is chosen for; also the prior's."""
 
 
 def make_init(pair: Pair, settings: StudentSettings) -> Callable[[jax.Array, PyTree], PyTree]:
@@ -40,8 +43,10 @@ def make_init(pair: Pair, settings: StudentSettings) -> Callable[[jax.Array, PyT
         if settings.initial == "close":
             for place in pair.places:
                 prefix = f"layers/block_{place}/mixer/"
+                mixer: Any = pair.student.build_mixer(place, parent=None)
                 own = {n: x for n, x in values.items() if n.startswith(prefix)}
-                values |= _close(own, _flat(teacher), prefix, settings)
+                noises = close_noises(_flat(teacher), prefix, mixer.layout.key_dim, settings)
+                values |= _close(own, _flat(teacher) | noises)
         return rebox(boxed, values)
 
     return init
@@ -69,43 +74,48 @@ def rebox(boxed: PyTree, values: dict[str, jax.Array]) -> PyTree:
     )
 
 
-def _close(
-    own: dict[str, jax.Array],
-    teacher: dict[str, jax.Array],
-    prefix: str,
-    settings: StudentSettings,
+def close_noises(
+    teacher: dict[str, jax.Array], prefix: str, key_dim: int, settings: StudentSettings
 ) -> dict[str, jax.Array]:
-    """Values of a replaced layer's parameters, all turns [turns, ...] together."""
-    groups = settings.num_groups
+    """Returns the parameters that r^2 and ell^2 of a close start are made with, by name.
+
+    Args:
+      teacher: its parameters by name, all turns [turns, ...] together.
+      prefix: of the names of the layer's mixer, in both.
+      key_dim: D.
+      settings: what is replaced.
+
+    Raises:
+      ValueError: the teacher's write strength is not made from the input.
+    """
     strength = f"{prefix}beta/gate/kernel"
     if strength not in teacher:
         raise ValueError(
             f"config student.initial: found 'close' for a layer without {strength}: its beta is "
             f"fixed; wanted 'scratch'"
         )
-    noise = {f"{prefix}{kind}_noise/gate/": kind for kind in ("observation", "process")}
-    found = {}
+    kernel, groups = teacher[strength], settings.num_groups
+    lost = jnp.full(kernel.shape[::2], 0.5 / key_dim)  # [turns, H]; beta = 1/2 at x = 0
+    follows = jnp.zeros_like(kernel)
+    if f"{prefix}decay/A_log" in teacher:
+        rates, bias = (teacher[f"{prefix}decay/{name}"] for name in ("A_log", "dt_bias"))
+        lost += -jnp.expm1(-2 * jnp.exp(rates) * nn.softplus(bias))
+        follows = 0.5 * teacher[f"{prefix}decay/step/kernel"]
+    observed, process = (f"{prefix}{kind}_noise/gate" for kind in ("observation", "process"))
+    return {
+        f"{observed}/kernel": -jnp.repeat(kernel, groups, axis=-1),
+        f"{observed}/bias": jnp.full((len(kernel), kernel.shape[-1] * groups), jnp.log(SCALE)),
+        f"{process}/kernel": follows,
+        f"{process}/bias": inverse_softplus(SCALE * settings.process_ratio * lost),
+    }
+
+
+def _close(own: dict[str, jax.Array], found: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    """The values found for a replaced layer's parameters, of the shapes of its own."""
     for name, x in own.items():
-        kind = next((noise[start] for start in noise if name.startswith(start)), None)
-        kernel = name.endswith("kernel")
-        if kind is None:
-            if teacher[name].shape != x.shape:
-                raise ValueError(
-                    f"{name}: found {teacher[name].shape} in the teacher, wanted {x.shape}"
-                )
-            found[name] = teacher[name]
-        elif kind == "observation" and kernel:
-            found[name] = -jnp.repeat(teacher[strength], groups, axis=-1)
-        elif kernel:
-            found[name] = jnp.zeros_like(x)
-        elif kind == "observation":
-            found[name] = jnp.full_like(x, jnp.log(SCALE))
-        else:
-            # 1 - exp(-x) of a small x needs expm1, which `inverse_softplus` has.
-            found[name] = jnp.full_like(
-                x, inverse_softplus(jnp.float32(SCALE * settings.process_ratio))
-            )
-    return found
+        if found[name].shape != x.shape:
+            raise ValueError(f"{name}: found {found[name].shape} in the teacher, wanted {x.shape}")
+    return {name: found[name].astype(x.dtype) for name, x in own.items()}
 
 
 def _flat(tree: PyTree) -> dict[str, jax.Array]:

@@ -20,6 +20,8 @@ from bayesmem.models.parameters import stack_params, unroll_params
 PyTree = Any
 NEW = "bayesian/student"
 """Name of the replaced layers' mixer in the student's config."""
+SCALE = 1e-3
+"""c of a close start, see `initial`: the variance along a key that r^2 is chosen for, and p0."""
 
 
 class Pair(NamedTuple):
@@ -64,10 +66,11 @@ def make_pair(teacher: ModelConfig, settings: StudentSettings) -> Pair:
     """
     period = turn_length(teacher, settings.layers)
     names = tuple(map(teacher.mixer_name, range(period)))
-    in_turns = dataclasses.replace(teacher, mixers=names, scan_layers=True)
     places = tuple(sorted({layer % period for layer in settings.layers}))
     options = dict(teacher.mixer_options.items())
+    # A name with options that no layer has would be an error.
     options = {name: options[name] for name in options if name in names}
+    in_turns = dataclasses.replace(teacher, mixers=names, mixer_options=options, scan_layers=True)
     for place in places:
         found = _options(teacher.build_mixer(place, parent=None), place, settings)
         if options.setdefault(NEW, found) != found:
@@ -77,7 +80,6 @@ def make_pair(teacher: ModelConfig, settings: StudentSettings) -> Pair:
             )
     mixers = tuple(NEW if place in places else name for place, name in enumerate(names))
     remat = teacher.remat if settings.remat is None else settings.remat
-    # A name with options that no layer has any more would be an error.
     options = {name: options[name] for name in options if name in mixers}
     student = dataclasses.replace(in_turns, mixers=mixers, mixer_options=options, remat=remat)
     return Pair(in_turns, student, places)
@@ -132,6 +134,8 @@ def _options(mixer: nn.Module, layer: int, settings: StudentSettings) -> dict[st
     del options["dtype"], options["implementation"]
     # The teacher's queries are scaled by D^-1/2 and ours are not: the reads are D^1/2 as large.
     options["norm_eps"] *= layout.key_dim
+    if settings.initial == "close":
+        options["prior_var"] = SCALE
     return options | {
         "num_heads": layout.key_heads,
         "num_value_heads": layout.value_heads,
