@@ -30,8 +30,9 @@ class StudentSettings:
       layers: indices of the layers whose mixers are replaced.
       initial: "close": the parameters of the teacher's layer, with noises that make the filter
         start near its delta rule; "scratch": those of a new layer.
-      process_ratio: ell^2 in units of the variance that r^2 is chosen for, of a close start: with
-        much of it the filter forgets what it knew about a key at once, as the delta rule does.
+      process_ratio: ell^2 of a close start in units of what keeps the covariance at the variance
+        that r^2 is chosen for (see `initial`): with more, the filter forgets sooner what it knew
+        about a key, as the delta rule does at once.
       num_groups: G, observation-noise groups of the new layers.
       remat: whether the backward pass makes activations of the student's blocks again; None: as in
         the teacher's config.
@@ -39,7 +40,7 @@ class StudentSettings:
 
     layers: tuple[int, ...]
     initial: str = "close"
-    process_ratio: float = 0.5
+    process_ratio: float = 1.0
     num_groups: int = 1
     remat: bool | None = None
 
@@ -155,6 +156,11 @@ def _run(config: Mapping[str, Any], name: str, number: int) -> Settings:
         train=parse_section(TrainSettings, section["train"], f"{name}.train"),
         mesh=parse_section(MeshSettings, config["mesh"], "mesh"),
     )
+    if name != "control" and settings.train.z_loss:
+        raise ValueError(
+            f"config {name}.train.z_loss: found {settings.train.z_loss}; wanted 0: the phase "
+            f"descends no cross-entropy"
+        )
     try:
         check_lengths(settings)
     except ValueError as error:
