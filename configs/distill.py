@@ -60,7 +60,7 @@ def get_config(variant: str = "") -> ml_collections.ConfigDict:
     config.student = student = ml_collections.ConfigDict()
     student.layers = size.layers  # layers whose mixers are replaced
     student.initial = "close"  # from the teacher's parameters, near its delta rule; or "scratch"
-    student.process_ratio = 0.5  # of a close start: ell^2 over the variance r^2 is chosen for
+    student.process_ratio = 1.0  # of a close start: ell^2 over what keeps the covariance level
     student.num_groups = 1  # observation-noise groups
     student.remat = config_dict.placeholder(bool)  # as `model.remat`; None: as the teacher
 
