@@ -5,15 +5,15 @@ Files, in its workdir:
   teacher.json         which teacher that was: workdir, step, a digest of its parameters
   phase_a/, phase_b/   workdirs of the student, as of any training run
   control/             the same of the teacher, trained on in the layers that the student replaces
-  distill_result.json  the last rows of every phase, written when all are done
+  distill_result.json  the last rows of every phase that is done, written when all asked for are
 
-The same command continues it after a signal, a kill or a crash, where it was.
+The same command continues it after a signal, a kill or a crash, where it was. Phases may be asked
+for one by one, in their order.
 """
 
 from __future__ import annotations
 
 import functools
-import json
 import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -24,8 +24,9 @@ import jax
 from bayesmem.data.tokenizers import load_tokenizer
 from bayesmem.distill.initial import keep_init, make_init
 from bayesmem.distill.objectives import joint_objective, layer_objective
+from bayesmem.distill.progress import SAVED, check_order, check_teacher, finished
 from bayesmem.distill.replacement import Pair, in_turns, make_pair
-from bayesmem.distill.settings import DistillSettings
+from bayesmem.distill.settings import PHASES, DistillSettings
 from bayesmem.models import LanguageModel, ModelConfig
 from bayesmem.models.state_file import describe_model
 from bayesmem.train.checkpoint import restore_params
@@ -40,7 +41,6 @@ from bayesmem.train.step import abstract_params, make_eval_step, make_train_step
 from bayesmem.train.trained_part import mask_table
 from bayesmem.train.workdir import (
     CHECKPOINTS,
-    RESULT,
     as_json,
     claim_workdir,
     read_config,
@@ -49,7 +49,6 @@ from bayesmem.train.workdir import (
 logger = logging.getLogger(__name__)
 
 PyTree = Any
-TEACHER = "teacher.json"
 DISTILL_RESULT = "distill_result.json"
 
 
@@ -111,12 +110,18 @@ def distill(config: Mapping[str, Any], workdir: str | Path) -> dict[str, Any]:
         check_batch_size(own.train.batch_size, own.train.grad_accumulation, mesh)
     teacher = load_teacher(settings, config)
     pair = make_pair(teacher.model.config, settings.student)
-    claim_workdir(workdir, config, holds=settings.phases)
-    _same_teacher(workdir, settings, teacher)
+    claim_workdir(workdir, config, holds=SAVED)
+    check_order(workdir, settings.phases)
+    # By all processes: each may have a part of the arrays.
+    digest = describe_model(teacher.model, teacher.params)["parameters"]
+    check_teacher(workdir, settings.teacher, teacher.step, digest)
     params = in_turns(teacher.model.config, teacher.params, pair.period)
     logger.info("trained of the student:\n%s", _mask(pair))
-    results = {}
-    for name in settings.phases:
+    results: dict[str, Any] = {}
+    for name in PHASES:
+        if name not in settings.phases:
+            results |= {name: done} if (done := finished(workdir / name)) else {}
+            continue
         phase = make_phase(name, pair, settings, teacher, params, workdir)
         section = phase_config(name, phase.model, settings, teacher, config)
         result = run_phase(phase, pair, settings.runs[name], workdir / name, section)
@@ -133,10 +138,12 @@ def load_teacher(settings: DistillSettings, config: Mapping[str, Any]) -> Teache
     """Restores the teacher, and says how it is read: data keys that are None are its own."""
     workdir = Path(settings.teacher)
     own = read_config(workdir)
-    if own["data"]["task"] != "text":
+    if "model" not in own or "data" not in own:
+        raise ValueError(f"config teacher: found no run of one model in {workdir}; wanted one")
+    task = own["data"]["task"]
+    if task != "text":
         raise ValueError(
-            f"config teacher: found a run of data.task = {own['data']['task']!r} in {workdir}; "
-            f"wanted one on text"
+            f"config teacher: found a run of data.task = {task!r} in {workdir}; wanted one on text"
         )
     wanted = load_tokenizer(own["data"].get("tokenizer", "bytes"))
     data = own["data"] | {key: x for key, x in as_json(config["data"]).items() if x is not None}
@@ -166,7 +173,7 @@ def make_phase(
       settings: the whole config.
       teacher: the teacher.
       params: its parameters in turns.
-      workdir: of all phases; phase B goes on from phase A where that is run.
+      workdir: of all phases; phase B goes on from phase A where that is run, or has been.
     """
     options = settings.runs[name].train
     scoring = Scoring(options.loss_tokens, options.z_loss)
@@ -182,7 +189,7 @@ def make_phase(
     objective = joint_objective(
         pair, settings.joint, vocab_size=teacher.vocab_size, tokens=options.loss_tokens
     )
-    if "phase_a" not in settings.phases:
+    if "phase_a" not in settings.phases and finished(workdir / "phase_a") is None:
         return Phase(pair.student, objective, init, lambda: params, given)
     student = LanguageModel(pair.student)
 
@@ -217,11 +224,11 @@ def run_phase(
     phase: Phase, pair: Pair, settings: Settings, workdir: Path, config: dict[str, Any]
 ) -> dict[str, Any]:
     """Runs what is left of a phase; returns as `bayesmem.train.loop.train`."""
-    if (workdir / RESULT).exists():
-        return dict(json.loads((workdir / RESULT).read_text()))
-    claim_workdir(workdir, config)
+    if (done := finished(workdir)) is not None:
+        return done
     options, mesh = settings.train, make_mesh(settings.mesh)
     parts = build_parts(config, settings)
+    claim_workdir(workdir, config)
     schedule = make_schedule(settings.optimizer, options.steps)
     optimizer = make_optimizer(settings.optimizer, options.steps)
     state, shardings = start_state(
@@ -252,21 +259,3 @@ def _mask(pair: Pair) -> str:
     tokens = jax.ShapeDtypeStruct((1, 2), "int32")
     params = jax.eval_shape(model.init, jax.random.key(0), tokens)["params"]
     return mask_table(params, pair.trains)
-
-
-def _same_teacher(workdir: Path, settings: DistillSettings, teacher: Teacher) -> None:
-    """Notes the teacher, or raises ValueError where it is another than at first."""
-    if jax.process_index() != 0:
-        return
-    digest = describe_model(teacher.model, teacher.params)["parameters"]
-    found = {"workdir": settings.teacher, "step": teacher.step, "parameters": digest}
-    path = workdir / TEACHER
-    if not path.exists():
-        write_json(path, found)
-        return
-    earlier = json.loads(path.read_text())
-    if earlier["parameters"] != digest:
-        raise ValueError(
-            f"config teacher: found step {teacher.step} of {settings.teacher}, wanted step "
-            f"{earlier['step']}, which {workdir} was started with; use another --workdir"
-        )

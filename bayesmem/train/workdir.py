@@ -35,6 +35,7 @@ MAY_DIFFER = (
     "model.remat",
     "model.remat_saves",
     "student.remat",
+    "phases",
     "sweep.*",
 )
 
