@@ -16,7 +16,6 @@ from bayesmem.models import LanguageModel, ModelConfig
 from bayesmem.ops import OBS_VAR_FLOOR
 from tests.distill.cases import (
     QUICK_BUILD,
-    TEACHERS,
     WIDTH,
     batch,
     case,
@@ -29,8 +28,10 @@ from tests.tolerances import assert_close
 NOISES = ("observation_noise", "process_noise")
 
 
-@pytest.mark.parametrize("name", TEACHERS)
-@pytest.mark.parametrize("initial", ["close", "scratch"])
+@pytest.mark.parametrize(
+    ("name", "initial"),
+    [("plain", "close"), ("plain", "scratch"), ("wide", "close"), ("deltanet", "close")],
+)
 def test_what_is_not_new_is_the_teachers(name, initial):
     own = case(name, initial=initial)
     found, wanted = flat(own.student), flat(own.wanted)
@@ -109,7 +110,7 @@ def errors(own, rows):
     return np.asarray(sums.error / sums.square)
 
 
-@pytest.mark.parametrize("name", ["plain", "wide", "deltanet"])
+@pytest.mark.parametrize("name", ["wide", "deltanet"])
 def test_close_start_is_near_the_teacher(name):
     close, scratch = (
         errors(case(name, initial=initial), batch()) for initial in ("close", "scratch")

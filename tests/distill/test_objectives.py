@@ -1,11 +1,13 @@
 """What the phases descend: the divergence (case C13), sums, nothing to count, and parts of rows."""
 
+import functools
 from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import NamedSharding, PartitionSpec
 
 from bayesmem.distill.objectives import divergence, joint_objective, layer_objective
 from bayesmem.distill.settings import JointSettings
@@ -126,12 +128,11 @@ def test_phase_a_by_its_definition():
 def test_logits_of_a_few_tokens_at_a_time_change_nothing():
     own, rows = case("deltanet", anywhere=True), batch()
     value, sums, grads = descended(own, "phase_b", rows)
-    for tokens in (5, 512):
-        found, own_sums, own_grads = descended(own, "phase_b", rows, tokens)
-        assert_close(found, value, "float32", length=STEPS)
-        jax.tree.map(lambda a, b: assert_close(a, b, "float32", length=STEPS), own_sums, sums)
-        for name, leaf in grads.items():
-            assert_close(own_grads[name], leaf, "float32", "gradient", SUMMED)
+    found, own_sums, own_grads = descended(own, "phase_b", rows, tokens=5)
+    assert_close(found, value, "float32", length=STEPS)
+    jax.tree.map(lambda a, b: assert_close(a, b, "float32", length=STEPS), own_sums, sums)
+    for name, leaf in grads.items():
+        assert_close(own_grads[name], leaf, "float32", "gradient", SUMMED)
 
 
 def test_sums_in_parts_of_several_arrays():
@@ -151,56 +152,66 @@ def test_sums_in_parts_of_several_arrays():
 
 
 NOTHING = {
-    "ignored": {"targets": jnp.full((3, STEPS), -100)},
-    "padding": {"targets": jnp.full((3, STEPS), -100), "segment_ids": jnp.full((3, STEPS), -1)},
+    "ignored": {"targets": jnp.full((4, STEPS), -100)},
+    "padding": {"targets": jnp.full((4, STEPS), -100), "segment_ids": jnp.full((4, STEPS), -1)},
 }
 
 
-def train_step(own, name, accumulation=1):
-    """A step and its first state, with a copy of the parameters."""
-    settings = OptimizerSettings(learning_rate=0.1, warmup_steps=0, weight_decay=0.0)
-    optimizer, mesh = make_optimizer(settings, 4), make_mesh(MeshSettings())
-    params = jax.tree.map(jnp.copy, own.student)
-    zero = jnp.zeros((), jnp.int32)
-    state = TrainState(
-        zero, params, optimizer.init(split(params, own.pair.trains)[0]), jax.random.key(0), zero + 0
-    )
-    here = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
-    state = jax.device_put(state, here)
-    step = make_train_step(
+def four_rows():
+    return jax.tree.map(lambda x: jnp.concatenate([x, x[:1]]), batch())
+
+
+SETTINGS = OptimizerSettings(learning_rate=0.1, warmup_steps=0, weight_decay=0.0)
+
+
+def first_state(own):
+    params, zero = own.student, jnp.zeros((), jnp.int32)
+    opt_state = make_optimizer(SETTINGS, 4).init(split(params, own.pair.trains)[0])
+    state = TrainState(zero, params, opt_state, jax.random.key(0), zero)
+    here = NamedSharding(make_mesh(MeshSettings()), PartitionSpec())
+    # A step donates its state: the parameters here are other tests' too.
+    return jax.tree.map(lambda x: jax.device_put(jnp.copy(x), here), state)
+
+
+@functools.cache
+def train_step(name, accumulation=1):
+    own = case("deltanet", anywhere=True)
+    return make_train_step(
         objective(own, name),
-        optimizer,
-        make_schedule(settings, 4),
-        jax.tree.map(lambda x: x.sharding, state),
+        make_optimizer(SETTINGS, 4),
+        make_schedule(SETTINGS, 4),
+        jax.tree.map(lambda x: x.sharding, first_state(own)),
         grad_accumulation=accumulation,
         trains=own.pair.trains,
     )
-    return step, state, mesh
+
+
+def stepped(rows, name, accumulation=1):
+    """Parameters after a step, and its metrics."""
+    own, mesh = case("deltanet", anywhere=True), make_mesh(MeshSettings())
+    step = train_step(name, accumulation)
+    state, metrics = step(first_state(own), put_batch(mesh, rows), own.given)
+    return state.params, metrics
 
 
 @pytest.mark.parametrize("name", ["phase_a", "phase_b"])
 @pytest.mark.parametrize("kind", NOTHING)
 def test_a_batch_with_nothing_to_count(name, kind):
-    own = case("deltanet", anywhere=True)
-    step, state, mesh = train_step(own, name)
-    after, metrics = step(state, put_batch(mesh, batch() | NOTHING[kind]), own.given)
+    params, metrics = stepped(four_rows() | NOTHING[kind], name)
     assert all(np.isfinite(value) for value in metrics.values()) and metrics["skipped"] == 0
-    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(after.params))
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(params))
     if name == "phase_b" or kind == "padding":
         assert metrics["loss"] == 0 and metrics["tokens"] == 0 and metrics["grad_norm"] == 0
 
 
 def test_microbatches_add_up():
     """The divergence is a sum over targets: it does not matter how they are parted."""
-    own = case("deltanet", anywhere=True)
-    rows = jax.tree.map(lambda x: jnp.concatenate([x, x[:1]]), batch())
-    found = []
+    own, found = case("deltanet", anywhere=True), []
     for accumulation in (1, 2):
-        step, state, mesh = train_step(own, "phase_b", accumulation)
-        after, metrics = step(state, put_batch(mesh, rows), own.given)
+        params, metrics = stepped(four_rows(), "phase_b", accumulation)
         names = ("divergence", "cross_entropy", "accuracy", "tokens")
         found.append({name: metrics[name] for name in names})
-        for name, leaf in flat(after.params).items():
+        for name, leaf in flat(params).items():
             same = np.array_equal(leaf, flat(own.student)[name])
             assert same != own.pair.trains(name), name
     jax.tree.map(lambda a, b: assert_close(a, b, "float32", length=SUMMED), *found)
