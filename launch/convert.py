@@ -2,9 +2,9 @@
 
 In: `python -m launch.convert --source=FOLDER --workdir=DIR` makes a workdir on which
 launch.evaluate, launch.generate and all else that takes a run work. FOLDER holds config.json and
-safetensors files; `hf:ORG/NAME` is fetched from the Hugging Face hub, by the package
-huggingface_hub. `--tokenizer=FILE` is a tokenizer.json, a SentencePiece .model or "bytes", if it is
-not the source's own.
+safetensors files; `hf:ORG/NAME` or `hf:ORG/NAME@REVISION` is fetched from the Hugging Face hub, by
+the package huggingface_hub. `--tokenizer=FILE` is a tokenizer.json, a SentencePiece .model or
+"bytes", if it is not the source's own.
 
 Out: `python -m launch.convert --workdir=DIR --output=FOLDER [--dtype=bfloat16]` writes the newest
 usable checkpoint of a run. One that came in goes out with the files, names and dtypes it had.

@@ -4,7 +4,8 @@
 # TOKENS is what launch.prepare_data made with TOKENIZER, DATA the folder of the evaluation files.
 # Others: TEACHER (workdir of a trained one), OUT, SIZE and DISTILL (variants of configs/pretrain.py
 # and configs/distill.py), TASKS, EVALUATE (flags), TRAIN (flags of the teacher's training), FLAGS
-# (of launch.distill), PYTHON. Again: it continues, and does nothing twice.
+# (of launch.distill), PYTHON. Again: it continues, and does nothing twice. SIZE and DISTILL are for a
+# GPU; DATA has lm/wikitext2/test.txt and haystack/federalist.txt, or TASKS names its files.
 set -euo pipefail
 : "${TOKENS:?found none, wanted the folder of the tokens}"
 : "${TOKENIZER:?found none, wanted the file of the tokenizer}" "${DATA:?found none, wanted a folder}"
@@ -20,7 +21,7 @@ fi
 # shellcheck disable=SC2086
 $python -m launch.distill --config="configs/distill.py:${DISTILL:-small}" --workdir="$out/student" \
   --config.teacher="$teacher" ${FLAGS:-}
-# What the student's training costs without a teacher: the same steps on its own next token.
+# For its speed alone: the student's own next token, without a teacher, 60 steps from scratch.
 if ! [ -e "$out/plain/train_result.json" ]; then
   $python -m launch.train --config="configs/of_run.py:$out/student/phase_b" --workdir="$out/plain" \
     --config.train.steps=60 --config.optimizer.warmup_steps=10 --config.train.eval_every=0

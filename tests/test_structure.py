@@ -30,7 +30,7 @@ ROOMS = {
         "kernels_pallas.shapes",
     ),
     "bayesmem.distill": ("bayesmem.models", "bayesmem.layers", "bayesmem.data", "bayesmem.train"),
-    "bayesmem.interop": ("bayesmem.models", "bayesmem.layers", "bayesmem.train"),
+    "bayesmem.interop": ("bayesmem.models", "bayesmem.layers", "bayesmem.data", "bayesmem.train"),
     "bayesmem.plots": ("bayesmem.train.records",),
     "launch": ("bayesmem", "configs", "kernels_pallas.shapes"),
 }

@@ -16,6 +16,9 @@ import numpy as np
 
 from bayesmem.data.examples import Batch, Examples, load_examples
 
+_ROWS = 2**62
+"""Rows after which a loader ends: no run gets there."""
+
 
 @dataclass(frozen=True)
 class HostShare:
@@ -154,7 +157,8 @@ def make_loader(
     # Grain shuffles epoch e by seed + e: hashing keeps runs of neighbouring seeds unrelated.
     order_seed = int(np.random.SeedSequence(seed).generate_state(1)[0])
     order = grain.MapDataset.range(count).shuffle(seed=order_seed)
-    order = order.repeat() if repeat else order
+    # Not without end: Grain gives that as many rows as an index may have, and rounds them up.
+    order = order.repeat(_ROWS // count) if repeat else order
     batches = order.batch(batch_size).map(lambda indices: examples.take(share.of(indices)))
     # No reading threads: a batch is one gather from memory, or a few blocks from disk.
     options = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)

@@ -3,7 +3,9 @@
 Phase A: the normalised squared error of each replaced layer alone, sum |y - y*|^2 / sum |y*|^2 with
 y* the teacher's output on the same input. Phase B: the divergence of the student's next token from
 the teacher's, and the squared difference of the streams after each replaced layer over the
-teacher's variance there. Both normalise over the tokens of a microbatch.
+teacher's variance there: one variance of all channels and tokens. Both normalise over the tokens of
+a microbatch. Phase A descends the sum over layers, which do not act on each other, and reports the
+mean.
 """
 
 from __future__ import annotations
@@ -76,7 +78,7 @@ def joint_objective(
     Args:
       pair: teacher and student.
       settings: temperature and weights.
-      vocab_size: ids of the tokenizer; logits beyond are cut off.
+      vocab_size: ids of the tokenizer: of the divergence; cross-entropy has all the model's.
       tokens: of each row, whose logits are held at once; 0 for all.
     """
     model: Any = LanguageModel(pair.student)

@@ -116,7 +116,11 @@ def distill(config: Mapping[str, Any], workdir: str | Path) -> dict[str, Any]:
     digest = describe_model(teacher.model, teacher.params)["parameters"]
     check_teacher(workdir, settings.teacher, teacher.step, digest)
     params = in_turns(teacher.model.config, teacher.params, pair.period)
-    logger.info("trained of the student:\n%s", _mask(pair))
+    logger.info("text of all phases: %s", teacher.config["data"]["path"] or "Python's own sources")
+    logger.info(
+        "layers %s are replaced; trained of the student, where block_N of layers is place N of "
+        "each turn of %d layers:\n%s", pair.layers, pair.period, _mask(pair),
+    )  # fmt: skip
     results: dict[str, Any] = {}
     for name in PHASES:
         if name not in settings.phases:
@@ -124,6 +128,7 @@ def distill(config: Mapping[str, Any], workdir: str | Path) -> dict[str, Any]:
             continue
         phase = make_phase(name, pair, settings, teacher, params, workdir)
         section = phase_config(name, phase.model, settings, teacher, config)
+        logger.info("%s, in %s", name, workdir / name)
         result = run_phase(phase, pair, settings.runs[name], workdir / name, section)
         if "stopped" in result:
             return {"phase": name} | result

@@ -17,7 +17,7 @@ from bayesmem.train.settings import (
 )
 
 PHASES = ("phase_a", "phase_b", "control")
-"""Hidden states of each layer alone; the model as a whole; the teacher trained on instead."""
+"""The output of each layer alone; the model as a whole; the teacher trained on instead."""
 INITIAL = ("close", "scratch")
 KEYS = ("seed", "teacher", "phases", "student", "data", "mesh", *PHASES)
 

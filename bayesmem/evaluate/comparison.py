@@ -11,9 +11,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
 from bayesmem.evaluate.item_store import EVALUATIONS
+from bayesmem.models import LanguageModel, ModelConfig, parameter_counts
 from bayesmem.train.records import METRICS, read_rows
 from bayesmem.train.workdir import RESULT, read_config
 
@@ -29,11 +31,11 @@ def compare_runs(workdirs: Mapping[str, Path], baseline: str | None = None) -> d
       baseline: label of the run that others are compared with; None for none.
 
     Returns:
-      `baseline`; `runs`, by label: `workdir`, `config`, `parameters` (None for a run that is not
-      done), `valid` (rows of the validation split) and `tokens_per_second` (median of the rows
-      that have a speed, None without); `tasks`, by the task's name and the label: `step`, `count`,
-      `length`, `result` without items, `provenance`, and for needles `deciles`, ten pairs of a
-      count of prompts and their mean score (None for none).
+      `baseline`; `runs`, by label: `workdir`, `config`, `parameters` (None where the config is not
+      that of a model), `valid` (rows of the validation split) and `tokens_per_second` (median of
+      the rows that have a speed, None without); `tasks`, by the task's name and the label: `step`,
+      `count`, `length`, `result` without items, `provenance`, and for needles `deciles`, ten pairs
+      of a count of prompts and their mean score (None for none).
 
     Raises:
       FileNotFoundError: a directory holds no run.
@@ -72,10 +74,20 @@ def _run(workdir: Path) -> dict[str, Any]:
     return {
         "workdir": str(workdir),
         "config": config,
-        "parameters": finished.get("parameters"),
+        "parameters": finished.get("parameters") or _parameters(config),
         "valid": [row for row in rows if row["split"] == "valid"],
         "tokens_per_second": float(np.median(speeds)) if speeds else None,
     }
+
+
+def _parameters(config: Mapping[str, Any]) -> int | None:
+    """Parameters of a run's model; no array is made."""
+    try:
+        model = LanguageModel(ModelConfig.from_dict(config["model"]))
+    except (ValueError, KeyError):
+        return None
+    shapes = jax.eval_shape(model.init, jax.random.key(0), np.zeros((1, 2), np.int32))["params"]
+    return parameter_counts(shapes)["total"]
 
 
 def _task(path: Path) -> tuple[str | None, dict[str, Any]]:

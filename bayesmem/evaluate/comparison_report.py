@@ -11,6 +11,11 @@ from bayesmem.evaluate.markdown import origins, table
 
 Comparison = Mapping[str, Any]
 
+_TRAINING = (
+    "Tokens are those of the run itself, steps x rows x length. Validation: before the first step, "
+    "where that is known, and at the end; what a phase of a distillation descends is no "
+    "cross-entropy."
+)
 _SCORES = ("perplexity", "score", "contains", "acc", "accuracy", "acc_norm", "exact", "f1")
 """The measure of a task that the table has: the first of these that its result holds."""
 
@@ -29,7 +34,7 @@ def comparison_section(
     """
     parts = [f"### {title}\n", f"From [{name}]({name}).", _origin(found), ""]
     parts += [note.strip() + "\n"] if note.strip() else []
-    parts += [training_table(found), ""]
+    parts += [training_table(found), "", _TRAINING, ""]
     if layers := layer_table(found):
         parts += [layers, ""]
     if found["tasks"]:
@@ -126,22 +131,31 @@ def _cell(measure: str, value: float | None, base: float | None) -> str:
 
 
 def _validation(rows: Sequence[Mapping[str, Any]]) -> str:
-    """First and last loss, with the perplexity of what is a loss in nats."""
+    """First and last value: of perplexity, where the model's is known, and of what is descended."""
     if not rows:
         return "-"
-    parts = []
-    for row in rows if len(rows) == 1 else (rows[0], rows[-1]):
-        nats = row.get("cross_entropy", row["loss"] if "bits_per_token" in row else None)
-        text = f"{row['loss']:.4g}" if row["loss"] is not None else "failed"
-        if nats is not None:
-            text += f" (ppl {math.exp(min(nats, 700.0)):.4g})"
-        parts.append(text)
-    return " to ".join(parts)
+    return " to ".join(map(_value, rows if len(rows) == 1 else (rows[0], rows[-1])))
+
+
+def _value(row: Mapping[str, Any]) -> str:
+    if row["loss"] is None:
+        return "failed"
+    if "bits_per_token" in row:
+        return f"ppl {_perplexity(row['loss'])}"
+    if row.get("cross_entropy") is not None:
+        return f"ppl {_perplexity(row['cross_entropy'])}, descended {row['loss']:.4g}"
+    return f"descended {row['loss']:.4g}"
+
+
+def _perplexity(nats: float) -> str:
+    return f"{math.exp(min(nats, 700.0)):.4g}"
 
 
 def _mixers(model: Mapping[str, Any]) -> str:
     """Names of a turn, equal neighbours counted."""
     names, counted = list(model["mixers"]), list[tuple[int, str]]()
+    if len(set(names)) == 1:
+        return names[0]
     for name in names:
         if counted and counted[-1][1] == name:
             counted[-1] = counted[-1][0] + 1, name

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from bayesmem.data.tokenizers import load_tokenizer
 from bayesmem.files import write_json
 from bayesmem.interop.checkpoint import load_fla, save_fla
 from bayesmem.interop.hub import TOKENIZERS, local_folder
@@ -21,7 +22,6 @@ from bayesmem.interop.origin import Origin
 from bayesmem.models.config import ModelConfig
 from bayesmem.models.language_model import LanguageModel
 from bayesmem.train.checkpoint import restore_params, save_checkpoint
-from bayesmem.train.parts import build_model
 from bayesmem.train.settings import MeshSettings, OptimizerSettings, TrainSettings
 from bayesmem.train.sharding import make_mesh
 from bayesmem.train.step import TrainState, abstract_params
@@ -59,7 +59,7 @@ def import_workdir(source: str, workdir: Path, tokenizer: str = "") -> ModelConf
         config, params, origin = load_fla(folder)
         name = _copy_tokenizer(folder, tokenizer, partial)
         # Before the workdir is at its place: this checks the tokenizer where it is now.
-        build_model(run_config(config, str(partial / name) if name else BYTES))
+        _require_ids(config, str(partial / name) if name else BYTES, tokenizer or source)
         place = str(workdir.absolute() / name) if name else BYTES
         write_json(partial / CONFIG, run_config(config, place))
         write_json(partial / ORIGIN, origin.to_json())
@@ -125,6 +125,17 @@ def run_config(config: ModelConfig, tokenizer: str) -> dict[str, Any]:
         "train": dataclasses.asdict(TrainSettings(steps=300, batch_size=8)),
         "mesh": dataclasses.asdict(MeshSettings()),
     }
+
+
+def _require_ids(config: ModelConfig, name: str, source: str) -> None:
+    """Raises ValueError where a tokenizer has more ids than the model."""
+    tokenizer = load_tokenizer(name)
+    if tokenizer.vocab_size > config.vocab_size:
+        raise ValueError(
+            f"tokenizer: found the {tokenizer.vocab_size} ids of "
+            f"{'bytes' if name == BYTES else source} for a model of {config.vocab_size}, wanted "
+            f"the model's own: --tokenizer=FILE"
+        )
 
 
 def _copy_tokenizer(source: Path, tokenizer: str, workdir: Path) -> str:

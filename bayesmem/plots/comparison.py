@@ -45,13 +45,13 @@ def plot_depths(found: Mapping[str, Any], folder: Path, name: str) -> list[Path]
                     panel.plot(depth, by_run[label], "o-", color=color, label=label, markersize=3)
             panel.set_title(f"{length:,} tokens")
             panel.set_xlabel("depth of the needle")
-        panels[0].set_ylabel(f"score - {found['baseline']}, points")
+        panels[0].set_ylabel(f"needles found - {found['baseline']}, % points")
         panels[-1].legend(frameon=False)
         return save_figure(figure, folder, name)
 
 
 def differences(found: Mapping[str, Any]) -> dict[int, dict[str, np.ndarray]]:
-    """Length to label to points above the baseline in each tenth [10], NaN where not known."""
+    """Length to label to points of 100 above the baseline in each tenth [10]; NaN: not known."""
     baseline, gathered = found["baseline"], dict[int, dict[str, list[np.ndarray]]]()
     for by_run in found["tasks"].values():
         if baseline not in by_run or "deciles" not in by_run[baseline]:

@@ -83,6 +83,12 @@ def test_one_seed_one_order(data):
     assert rows(first) != rows(other)
 
 
+def test_batches_of_one_row_are_those_of_two_one_by_one(data):
+    pairs = take(make_loader(data, batch_size=2, seed=3), 8)
+    ones = take(make_loader(data, batch_size=1, seed=3), 16)
+    assert rows(ones) == rows(pairs)
+
+
 @pytest.mark.parametrize("steps", [0, 1, 2, 3, 7])
 def test_resume_at_any_step_bit_for_bit(data, steps):
     whole = make_loader(data, batch_size=4, seed=0)

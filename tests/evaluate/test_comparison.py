@@ -83,10 +83,10 @@ def test_a_comparison_has_training_tasks_and_differences(runs):
     text = comparison_section("results/x.json", "Some runs", found, ["f.svg"], "A note.")
     assert "On some device" not in text and "evaluated on some device; jax 1.2.3" in text
     assert "A note." in text and "![Some runs](f.svg)" in text
-    row = "| control | gated_deltanet | 12,345 | 9,216 | 0.001 | 3 | 2 | 1 (ppl 2.718) |"
+    row = "| control | gated_deltanet | 12,345 | 9,216 | 0.001 | 3 | 2 | ppl 2.718 |"
     assert row in text.splitlines()
     assert "(2 x gated_deltanet + bayesian/student) x 2" in text
-    assert "0.3 (ppl 7.389) to 0.03 (ppl 7.389)" in text
+    assert "ppl 7.389, descended 0.3 to ppl 7.389, descended 0.03" in text
     # Layers in the order of their numbers, with every value.
     third, eleventh = (text.index(f"| student | {layer} | boundary |") for layer in (3, 11))
     assert third < eleventh and "0.1 (0), 0.01 (9)" in text
