@@ -36,9 +36,10 @@ def main(argv: list[str]) -> None:
     if output.exists() and not _OVERWRITE.value:
         raise ValueError(f"--output: found a file at {output}, wanted a new one, or --overwrite")
     found = compare_runs(runs, _BASELINE.value)
+    text = comparison_section(output.name, "Comparison", found, [])
     output.parent.mkdir(parents=True, exist_ok=True)
     write_json(output, found)
-    print(comparison_section(output.name, "Comparison", found, []))
+    print(text)
     drawn = plot_depths(found, output.parent, f"{output.stem}_depths") if _BASELINE.value else []
     for path in (output, *drawn):
         print(f"Written: {path}")

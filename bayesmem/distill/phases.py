@@ -21,19 +21,25 @@ from typing import Any, NamedTuple
 
 import jax
 
-from bayesmem.data.tokenizers import load_tokenizer
 from bayesmem.distill.initial import keep_init, make_init
 from bayesmem.distill.objectives import joint_objective, layer_objective
-from bayesmem.distill.progress import SAVED, check_order, check_teacher, finished
+from bayesmem.distill.progress import (
+    SAVED,
+    check_order,
+    check_teacher,
+    finished,
+    noted_step,
+)
 from bayesmem.distill.replacement import Pair, in_turns, make_pair
 from bayesmem.distill.settings import PHASES, DistillSettings
+from bayesmem.distill.teacher import Teacher, load_teacher
 from bayesmem.models import LanguageModel, ModelConfig
 from bayesmem.models.state_file import describe_model
 from bayesmem.train.checkpoint import restore_params
 from bayesmem.train.loop import Program, evaluate, run_steps
 from bayesmem.train.objective import Objective, Scoring, next_token
 from bayesmem.train.optimizer import make_optimizer, make_schedule
-from bayesmem.train.parts import build_model, build_parts
+from bayesmem.train.parts import build_parts
 from bayesmem.train.records import write_json
 from bayesmem.train.settings import Settings
 from bayesmem.train.sharding import check_batch_size, make_mesh
@@ -41,33 +47,15 @@ from bayesmem.train.step import abstract_params, make_eval_step, make_train_step
 from bayesmem.train.trained_part import mask_table
 from bayesmem.train.workdir import (
     CHECKPOINTS,
+    RESULTS,
     as_json,
     claim_workdir,
-    read_config,
 )
 
 logger = logging.getLogger(__name__)
 
 PyTree = Any
 DISTILL_RESULT = "distill_result.json"
-
-
-class Teacher(NamedTuple):
-    """A trained model on text.
-
-    Attributes:
-      config: of its run.
-      model: what it is.
-      step: of the checkpoint.
-      params: its parameters, unboxed, on the mesh.
-      vocab_size: ids of its tokenizer.
-    """
-
-    config: dict[str, Any]
-    model: LanguageModel
-    step: int
-    params: PyTree
-    vocab_size: int
 
 
 class Phase(NamedTuple):
@@ -108,9 +96,14 @@ def distill(config: Mapping[str, Any], workdir: str | Path) -> dict[str, Any]:
     mesh = make_mesh(settings.runs["phase_a"].mesh)
     for own in settings.runs.values():
         check_batch_size(own.train.batch_size, own.train.grad_accumulation, mesh)
-    teacher = load_teacher(settings, config)
+    own_folder = Path(settings.teacher).resolve()
+    if own_folder in (workdir.resolve(), *workdir.resolve().parents):
+        raise ValueError(
+            f"workdir: found {workdir} in the teacher's folder; wanted one outside of it"
+        )
+    teacher = load_teacher(settings, config, noted_step(workdir))
     pair = make_pair(teacher.model.config, settings.student)
-    claim_workdir(workdir, config, holds=SAVED)
+    claim_workdir(workdir, config, holds=(*SAVED, CHECKPOINTS, RESULTS))
     check_order(workdir, settings.phases)
     # By all processes: each may have a part of the arrays.
     digest = describe_model(teacher.model, teacher.params)["parameters"]
@@ -132,34 +125,17 @@ def distill(config: Mapping[str, Any], workdir: str | Path) -> dict[str, Any]:
         result = run_phase(phase, pair, settings.runs[name], workdir / name, section)
         if "stopped" in result:
             return {"phase": name} | result
+        if result["valid"]["loss"] is None:
+            raise ValueError(
+                f"{name}: found a loss at its end that is not finite, after "
+                f"{result['train']['skipped']} skipped steps; wanted a finite one: use another "
+                f"--workdir, with another config {name}.optimizer.learning_rate"
+            )
         results[name] = result
     result = {"teacher": settings.teacher, "layers": list(pair.layers), **results}
     if jax.process_index() == 0:
         write_json(workdir / DISTILL_RESULT, result)
     return result
-
-
-def load_teacher(settings: DistillSettings, config: Mapping[str, Any]) -> Teacher:
-    """Restores the teacher, and says how it is read: data keys that are None are its own."""
-    workdir = Path(settings.teacher)
-    own = read_config(workdir)
-    if "model" not in own or "data" not in own:
-        raise ValueError(f"config teacher: found no run of one model in {workdir}; wanted one")
-    task = own["data"]["task"]
-    if task != "text":
-        raise ValueError(
-            f"config teacher: found a run of data.task = {task!r} in {workdir}; wanted one on text"
-        )
-    wanted = load_tokenizer(own["data"].get("tokenizer", "bytes"))
-    data = own["data"] | {key: x for key, x in as_json(config["data"]).items() if x is not None}
-    found = load_tokenizer(data.get("tokenizer", "bytes"))
-    if found.fingerprint != wanted.fingerprint:
-        raise ValueError(
-            f"config data.tokenizer: found {found.name}, wanted the teacher's, {wanted.name}"
-        )
-    model, mesh = build_model(own), make_mesh(settings.runs["phase_a"].mesh)
-    step, params = restore_params(workdir / CHECKPOINTS, abstract_params(model, mesh))
-    return Teacher(own | {"data": data}, model, step, params, wanted.vocab_size)
 
 
 def make_phase(

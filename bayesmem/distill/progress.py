@@ -74,6 +74,14 @@ def check_teacher(workdir: Path, teacher: str, step: int, digest: str) -> None:
         )
 
 
+def noted_step(workdir: Path) -> int | None:
+    """The step of the teacher that something was saved with, None for none: it may train on."""
+    path = workdir / TEACHER
+    if not path.exists() or not any(_begun(workdir, name) for name in PHASES):
+        return None
+    return int(json.loads(path.read_text())["step"])
+
+
 def _begun(workdir: Path, name: str) -> bool:
     """Whether a phase has saved anything."""
     return any((workdir / name / CHECKPOINTS).glob("*"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -55,7 +54,7 @@ class StudentSettings:
             raise ValueError(
                 f"config student.initial: found {self.initial!r}; wanted one of {INITIAL}"
             )
-        _positive("student.process_ratio", self.process_ratio)
+        _within("student.process_ratio", self.process_ratio, 1e-6, 1e6)
         if isinstance(self.num_groups, bool) or not isinstance(self.num_groups, int):
             raise ValueError(f"config student.num_groups: found {self.num_groups!r}; wanted an int")
         if self.num_groups < 1:
@@ -69,7 +68,7 @@ class JointSettings:
     """What phase B descends.
 
     Attributes:
-      temperature: of both distributions in the divergence.
+      temperature: of both distributions in the divergence, 0.1 to 20.
       kl_weight: of the divergence of the student's next token from the teacher's, in nats, times
         the square of the temperature.
       boundary_weight: of the mean squared difference of the streams after each replaced layer,
@@ -82,11 +81,12 @@ class JointSettings:
 
     def __post_init__(self) -> None:
         """Raises ValueError naming the first key whose value cannot be used."""
-        _positive("phase_b.loss.temperature", self.temperature)
+        # Beyond, float32 has too few digits of a divergence that goes with 1 / temperature^2.
+        _within("phase_b.loss.temperature", self.temperature, 0.1, 20.0)
         for name in ("kl_weight", "boundary_weight"):
-            value = getattr(self, name)
-            if not 0 <= value < math.inf:
-                raise ValueError(f"config phase_b.loss.{name}: found {value!r}; wanted >= 0")
+            _within(f"phase_b.loss.{name}", getattr(self, name), 0.0, 1e6)
+        if not self.kl_weight and not self.boundary_weight:
+            raise ValueError("config phase_b.loss: found two weights of 0; wanted one above 0")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,6 +131,9 @@ class DistillSettings:
             raise ValueError(
                 f"config teacher: found {config['teacher']!r}; wanted the workdir of a run"
             )
+        seed = config["seed"]
+        if isinstance(seed, bool) or not isinstance(seed, int) or not 0 <= seed < 2**31 - 2:
+            raise ValueError(f"config seed: found {seed!r}; wanted an int from 0 to 2^31 - 3")
         runs = {name: _run(config, name, number) for number, name in enumerate(PHASES)}
         student = dict(config["student"])
         known = [field.name for field in dataclasses.fields(StudentSettings)]
@@ -138,8 +141,7 @@ class DistillSettings:
             raise ValueError(f"config student: found {wrong} unknown or missing; wanted {known}")
         student["layers"] = tuple(student["layers"])
         joint = parse_section(JointSettings, config["phase_b"]["loss"], "phase_b.loss")
-        seed, teacher = runs[PHASES[0]].seed, config["teacher"]
-        return cls(seed, teacher, phases, StudentSettings(**student), runs, joint)
+        return cls(seed, config["teacher"], phases, StudentSettings(**student), runs, joint)
 
 
 def _run(config: Mapping[str, Any], name: str, number: int) -> Settings:
@@ -148,8 +150,6 @@ def _run(config: Mapping[str, Any], name: str, number: int) -> Settings:
     wanted = {"optimizer", "train"} | ({"loss"} if name == "phase_b" else set())
     if set(section) != wanted:
         raise ValueError(f"config {name}: found {sorted(section)}; wanted {sorted(wanted)}")
-    if isinstance(config["seed"], bool) or not isinstance(config["seed"], int):
-        raise ValueError(f"config seed: found {config['seed']!r}; wanted an int")
     settings = Settings(
         seed=config["seed"] + number,
         optimizer=parse_section(OptimizerSettings, section["optimizer"], f"{name}.optimizer"),
@@ -168,7 +168,7 @@ def _run(config: Mapping[str, Any], name: str, number: int) -> Settings:
     return settings
 
 
-def _positive(name: str, value: float) -> None:
+def _within(name: str, value: float, least: float, most: float) -> None:
     number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not 0 < value < math.inf:
-        raise ValueError(f"config {name}: found {value!r}; wanted a finite number > 0")
+    if not number or not least <= value <= most:
+        raise ValueError(f"config {name}: found {value!r}; wanted a number in {least:g}..{most:g}")

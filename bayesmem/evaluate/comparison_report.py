@@ -80,7 +80,7 @@ def layer_table(found: Comparison) -> str:
         )
         for key in names:
             kind, _, layer = key.partition("_layer_")
-            values = ", ".join(f"{row[key]:.4g} ({row['step']})" for row in run["valid"])
+            values = ", ".join(f"{_short(row.get(key))} ({row['step']})" for row in run["valid"])
             rows.append((label, layer, kind, values))
     if not rows:
         return ""
@@ -145,6 +145,10 @@ def _value(row: Mapping[str, Any]) -> str:
     if row.get("cross_entropy") is not None:
         return f"ppl {_perplexity(row['cross_entropy'])}, descended {row['loss']:.4g}"
     return f"descended {row['loss']:.4g}"
+
+
+def _short(value: float | None) -> str:
+    return "failed" if value is None else f"{value:.4g}"
 
 
 def _perplexity(nats: float) -> str:

@@ -2,7 +2,8 @@
 
 import dataclasses
 import json
-from collections.abc import Iterator, Mapping
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -93,6 +94,7 @@ def save_fla(
     params: Mapping[str, Any],
     origin: Origin | None = None,
     dtype: str | None = None,
+    beside: Sequence[Path] = (),
 ) -> None:
     """Writes a checkpoint of flash-linear-attention.
 
@@ -106,6 +108,7 @@ def save_fla(
       origin: from `load_fla`, or None.
       dtype: "float32", "bfloat16" or "float16"; None for the origin's, or float32. A_log and
         dt_bias stay float32 in every dtype that is asked for.
+      beside: files that are copied into the folder, such as a tokenizer's.
 
     Raises:
       FileExistsError: there is something at the folder.
@@ -141,6 +144,8 @@ def save_fla(
 
     with new_folder("output", Path(folder)) as partial:
         write_files(partial, origin, tensors())
+        for path in beside:
+            shutil.copyfile(path, partial / path.name)
 
 
 def plain_params(

@@ -20,8 +20,10 @@ def new_folder(name: str, path: Path) -> Iterator[Path]:
     Raises:
       FileExistsError: there is something at `path`.
     """
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
-        kind = "a folder that is not empty" if path.is_dir() else "a file"
+    taken = path.exists() and (not path.is_dir() or any(path.iterdir()))
+    if taken or path.is_symlink():
+        kinds = {"a link": path.is_symlink(), "a folder that is not empty": path.is_dir()}
+        kind = next((kind for kind, found in kinds.items() if found), "a file")
         raise FileExistsError(f"{name}: found {kind} at {path}, wanted a new folder")
     path = path.absolute()
     partial = path.parent / f".{path.name}.partial-{os.getpid()}"

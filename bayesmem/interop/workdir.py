@@ -95,10 +95,9 @@ def export_workdir(workdir: Path, output: Path, dtype: str | None = None) -> int
     model = LanguageModel(ModelConfig.from_dict(config["model"]))
     target = abstract_params(model, make_mesh(MeshSettings()))
     step, params = restore_params(workdir / CHECKPOINTS, target)
-    save_fla(output, model.config, params, _read_origin(workdir / ORIGIN), dtype)
-    for name in TOKENIZERS:
-        if (workdir / name).is_file():
-            shutil.copyfile(workdir / name, output / name)
+    beside = [workdir / name for name in TOKENIZERS if (workdir / name).is_file()]
+    origin = _read_origin(workdir / ORIGIN)
+    save_fla(output, model.config, params, origin, dtype, beside=beside)
     return step
 
 

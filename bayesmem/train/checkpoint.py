@@ -120,12 +120,13 @@ def restore_newest(directory: Path, target: TrainState) -> Restored | None:
     return Restored(step, state, unpack_loader_state(restored["loader"]))
 
 
-def restore_params(directory: Path, target: PyTree) -> tuple[int, PyTree]:
-    """Restores only the parameters of the newest usable step, strictly.
+def restore_params(directory: Path, target: PyTree, step: int | None = None) -> tuple[int, PyTree]:
+    """Restores only the parameters of a step, strictly.
 
     Args:
       directory: the run's checkpoint directory.
       target: parameter tree of arrays, or of shapes with shardings.
+      step: which, if it is there and usable; else the newest usable one.
 
     Returns:
       The step and the parameters in the target's structure and placement.
@@ -134,7 +135,8 @@ def restore_params(directory: Path, target: PyTree) -> tuple[int, PyTree]:
       FileNotFoundError: there is no usable step.
       ValueError: the step does not fit; see `restore_newest`.
     """
-    step = newest_usable_step(directory)
+    if step not in all_steps(directory) or unusable_because(step_path(directory, step)):
+        step = newest_usable_step(directory)
     if step is None:
         raise FileNotFoundError(f"{directory}: found no usable checkpoint; wanted step_N with one")
     path, wanted = step_path(directory, step), _flat(target)
