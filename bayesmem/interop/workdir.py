@@ -11,7 +11,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
+from flax import traverse_util
 
 from bayesmem.data.tokenizers import load_tokenizer
 from bayesmem.files import write_json
@@ -57,6 +59,9 @@ def import_workdir(source: str, workdir: Path, tokenizer: str = "") -> ModelConf
     with new_folder("workdir", workdir) as partial:
         folder = local_folder(source)
         config, params, origin = load_fla(folder)
+        flat = traverse_util.flatten_dict(params, sep="/")
+        if wrong := [leaf for leaf, x in flat.items() if not np.isfinite(x).all()]:
+            logger.warning("%s: found numbers that are not finite in %s", source, ", ".join(wrong))
         name = _copy_tokenizer(folder, tokenizer, partial)
         # Before the workdir is at its place: this checks the tokenizer where it is now.
         _require_ids(config, str(partial / name) if name else BYTES, tokenizer or source)

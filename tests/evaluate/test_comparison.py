@@ -125,6 +125,18 @@ def test_results_of_another_step_are_left_out_and_damage_is_named(runs):
         compare_runs({"a": teacher / "gone"})
 
 
+def test_a_failed_loss_is_said_and_a_distillation_is_no_run(runs, tmp_path):
+    student = runs["student"]
+    lines = (student / "metrics.jsonl").read_text().splitlines()
+    row = json.loads(lines[1]) | {"loss": None, "cross_entropy": None, "boundary_layer_3": None}
+    (student / "metrics.jsonl").write_text(f"{lines[0]}\n{json.dumps(row)}\n")
+    text = comparison_section("x", "y", compare_runs(runs), [])
+    assert "descended 0.3 to failed" in text and "0.1 (0), failed (9)" in text
+    write(tmp_path / "root" / "config.json", {"phases": [], "data": {}, "seed": 0})
+    with pytest.raises(ValueError, match="found no model, optimizer, train .*wanted a run of one"):
+        compare_runs({"root": tmp_path / "root"})
+
+
 def test_a_run_without_a_task_has_blanks(runs):
     found = compare_runs(runs)
     assert "| control | - | - |" in decile_table({"control": found["tasks"]["ppl@128"]["control"]})
