@@ -87,7 +87,9 @@ def test_covariance_kernel_equals_the_algebra(dim, groups, parts, packed):
     for one, other in zip((*found, last_found), (*wanted, last), strict=True):
         scale = float(jnp.abs(other).max())
         assert_close(one / scale, other / scale, f"{parts} parts")
-    assert np.array_equal(found.cov, found.cov.swapaxes(-1, -2))
+    if ON_GPU:  # symmetric to the bit; products of an interpreter are as its processor sums them
+        assert np.array_equal(found.cov, found.cov.swapaxes(-1, -2))
+    assert_close(found.cov, found.cov.swapaxes(-1, -2), "float32")
 
 
 @needs_interpreter

@@ -47,7 +47,9 @@ def test_steps_equal_the_algebra(groups, packed, floor):
     found = filtered(tokens, vectors, cov, mean)
     assert_passed_close(found, wanted)
     for covs in (found.cov, found.entry_cov):
-        assert np.array_equal(covs, covs.swapaxes(-1, -2))
+        if ON_GPU:  # symmetric to the bit; an interpreter sums as its processor does
+            assert np.array_equal(covs, covs.swapaxes(-1, -2))
+        assert_close(covs, covs.swapaxes(-1, -2), "float32")
 
 
 @needs_interpreter
