@@ -103,6 +103,19 @@ def written_mlp(config: ModelConfig) -> Keys:
     return {"intermediate_size": size, "max_position_embeddings": config.max_length}
 
 
+def written_heads(config: ModelConfig, layer: Any) -> Keys:
+    """The keys of heads whose sizes are stated by `head_size`, with those of `written_mlp`."""
+    layout, options = layer.layout, layer.options
+    keys, _, values = layout.part_sizes
+    return written_mlp(config) | {
+        "num_heads": layout.key_heads,
+        "expand_k": keys / config.width,
+        "expand_v": values / config.width,
+        "use_short_conv": options.conv_size > 0,
+        "conv_size": options.conv_size or 4,
+    }
+
+
 def model_pieces(architecture: Architecture, config: ModelConfig, keys: Keys) -> list[Piece]:
     """Returns the pieces of a whole model.
 

@@ -9,7 +9,7 @@ from bayesmem.interop.architecture import (
     head_size,
     output_pieces,
     projection_pieces,
-    written_mlp,
+    written_heads,
 )
 from bayesmem.interop.config_keys import Keys, choice, count, flag, number
 from bayesmem.interop.pieces import Piece, piece
@@ -59,15 +59,8 @@ def _options(keys: Keys) -> dict[str, Any]:
 
 
 def _write(config: ModelConfig, layer: Any) -> Keys:
-    layout, options = layer.layout, layer.options
-    keys, _, values = layout.part_sizes
-    return written_mlp(config) | {
-        "num_heads": layout.key_heads,
-        "expand_k": keys / config.width,
-        "expand_v": values / config.width,
-        "use_output_gate": options.output_gate != "none",
-        "use_short_conv": options.conv_size > 0,
-        "conv_size": options.conv_size or 4,
+    return written_heads(config, layer) | {
+        "use_output_gate": layer.options.output_gate != "none",
     }
 
 
