@@ -25,6 +25,7 @@ _CONTEXTS = flags.DEFINE_multi_integer("contexts", [1_024, 32_768], "Tokens read
 _BATCHES = flags.DEFINE_multi_integer("batches", [1], "Rows decoded together.")
 _BATCH_SIZE = flags.DEFINE_integer("batch_size", None, "Rows a step of training; default: config.")
 _SEQ_LEN = flags.DEFINE_integer("seq_len", None, "Tokens a row of training; default: config.")
+_REMAT = flags.DEFINE_bool("remat", None, "Compute blocks again in training; default: config.")
 _REPEATS = flags.DEFINE_integer("repeats", 10, "Timed calls of each program.")
 _PEERS = flags.DEFINE_multi_enum("peers", [], ["fla"], "Other libraries to time too.")
 _OUTPUT = flags.DEFINE_string("output", None, "JSON file to write; must not exist.")
@@ -53,6 +54,7 @@ def main(argv: list[str]) -> None:
         config = pretrain.get_config(f"{_SIZE.value},{mixer}").unlock()
         config.train.batch_size = _BATCH_SIZE.value or config.train.batch_size
         config.train.grad_accumulation = 1 if _BATCH_SIZE.value else config.train.grad_accumulation
+        config.model.remat = config.model.remat if _REMAT.value is None else _REMAT.value
         config.data.seq_len = _SEQ_LEN.value or config.data.seq_len
         timed = [bench_model, *(bench_peer for _ in _PEERS.value)]
         for row in (row for bench in timed for row in bench(config, options)):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import importlib.util
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -25,6 +26,9 @@ CONFIGS = {
     "retnet": "RetNetConfig",
 }
 """Our mixers and fla's configuration of a model with the same memory."""
+
+NEEDS = {"attention": "flash_attn", "mamba2": "mamba_ssm"}
+"""Packages whose kernels fla runs a model with; without them it is refused or many times slower."""
 
 
 def require() -> None:
@@ -44,7 +48,8 @@ def require() -> None:
 def bench_peer(config: Mapping[str, Any], options: ModelOptions) -> Iterator[dict[str, Any]]:
     """Times fla's model of the same mixer, width, depth, MLP and vocabulary.
 
-    Arguments and rows are those of `model_speed.bench_model`; what fla does not have is left out.
+    Arguments and rows are those of `model_speed.bench_model`; what fla does not have is left out,
+    and where a package is missing that fla needs there is a row of each mode with an `error`.
     Errors are those of `require`.
     """
     model_config = ModelConfig.from_dict(config["model"])
@@ -52,6 +57,12 @@ def bench_peer(config: Mapping[str, Any], options: ModelOptions) -> Iterator[dic
     if name not in CONFIGS:
         return
     require()
+    needed = NEEDS.get(name)
+    if needed is not None and importlib.util.find_spec(needed) is None:
+        row = {"model": name, "implementation": "fla", "parameters": None, "tokens": None}
+        error = f"{needed} is not installed"
+        yield from (row | {"mode": mode, "batch": None, "error": error} for mode in options.modes)
+        return
     model = _model(name, model_config)
     count = sum(x.numel() for x in {id(p): p for p in model.parameters()}.values())
     row = {"model": name, "implementation": "fla", "parameters": count}

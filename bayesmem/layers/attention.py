@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from bayesmem.array_types import Addresses, Hidden, Keys, Positions, RowCounts, SegmentIds
 from bayesmem.layers.heads import HEAD_AXES
@@ -14,10 +14,13 @@ from bayesmem.layers.linear import linear
 from bayesmem.layers.options import (
     HeadLayout,
     default_head_dim,
+    require_choice,
     require_positive,
 )
 from bayesmem.layers.rotary import document_positions, next_position, rotate
 from bayesmem.ops.segments import document_starts, valid_steps
+
+IMPLEMENTATIONS = ("auto", "cudnn", "xla")
 
 
 class KVCache(NamedTuple):
@@ -51,6 +54,9 @@ class Attention(nn.Module):
       head_dim: D, even; None for width / num_heads.
       max_length: capacity S of the cache in valid tokens, over all documents of a row.
       rope_theta: base of the rotation's wavelengths.
+      implementation: "xla" holds the weights [B, Hq, T, S]; "cudnn" is NVIDIA's fused kernel, for a
+        GPU and 16-bit activations, and reads tokens that need a cache by "xla" all the same; "auto"
+        is "cudnn" where it can be.
       dtype: dtype of the activations and the cache; parameters are float32.
     """
 
@@ -60,13 +66,17 @@ class Attention(nn.Module):
     head_dim: int | None = None
     max_length: int = 2048
     rope_theta: float = 10000.0
+    implementation: str = "auto"
     dtype: Any = jnp.float32
 
     def __post_init__(self):
         """Checks the sizes."""
         super().__post_init__()
         require_positive(max_length=self.max_length)
+        require_choice("implementation", self.implementation, IMPLEMENTATIONS)
         _ = self.layout
+        if self.implementation == "cudnn" and (reason := self._unfused):
+            raise ValueError(f"implementation: found 'cudnn', wanted 'xla' or 'auto': {reason}")
 
     @property
     def layout(self) -> HeadLayout:
@@ -74,6 +84,18 @@ class Attention(nn.Module):
         head_dim = default_head_dim(self.width, self.num_heads, self.head_dim)
         kv_heads = self.num_heads if self.num_kv_heads is None else self.num_kv_heads
         return HeadLayout(kv_heads, self.num_heads, head_dim, head_dim, positions=True)
+
+    @property
+    def _unfused(self) -> str:
+        """Why cuDNN's kernel cannot run this layer here, or nothing."""
+        dim = self.layout.key_dim
+        if jax.default_backend() != "gpu":
+            return f"it needs a GPU and the JAX backend found is {jax.default_backend()!r}"
+        if jnp.dtype(self.dtype).itemsize != 2:
+            return f"it needs 16-bit activations, found {jnp.dtype(self.dtype).name}"
+        if dim % 8 or dim > 128:
+            return f"it needs a head_dim that is a multiple of 8 up to 128, found {dim}"
+        return ""
 
     @nn.nowrap
     def init_state(self, batch: int) -> KVCache:
@@ -119,7 +141,9 @@ class Attention(nn.Module):
         # Documents are counted, not compared by id: the row's first one continues the cache's last.
         document += jnp.maximum(cache.document.max(axis=1), 0)[:, None]
         written = _write(cache, k, v, jnp.where(valid, slot, self.max_length), document)
-        if fresh:
+        if fresh and steps > 1 and self.implementation != "xla" and not self._unfused:
+            y = _fused(q, k, v, None if segment_ids is None else (document, valid))
+        elif fresh:
             y = _attend(q, k, v, slot, document, slot, jnp.where(valid, document, -1))
         else:
             slots = jnp.broadcast_to(jnp.arange(self.max_length), written.document.shape)
@@ -171,6 +195,31 @@ def _attend(
     if q.shape[1] == 0:
         return q
     return jax.nn.dot_product_attention(q, k, v, mask=mask[:, None])
+
+
+def _fused(
+    q: Keys, k: Keys, v: Keys, packed: tuple[Int[Array, "B T"], Bool[Array, "B T"]] | None
+) -> Keys:
+    """Attends as `_attend` does where nothing is cached, by cuDNN.
+
+    Args:
+      q: [B, T, Hq, D].
+      k: [B, T, Hk, D].
+      v: [B, T, Hk, D].
+      packed: number of each token's document and which tokens are valid; None for one document.
+
+    Returns:
+      [B, T, Hq, D].
+    """
+    steps, odd = q.shape[1], q.shape[1] % 2  # its gradient wants an even length
+    q, k, v = (jnp.pad(x, ((0, 0), (0, odd), (0, 0), (0, 0))) for x in (q, k, v))
+    mask = None
+    if packed is not None:
+        document, valid = (jnp.pad(x, ((0, 0), (0, odd))) for x in packed)
+        same = document[:, :, None] == document[:, None, :]
+        mask = (same & valid[:, None, :])[:, None]
+    y = jax.nn.dot_product_attention(q, k, v, mask=mask, is_causal=True, implementation="cudnn")
+    return y[:, :steps]
 
 
 def _require_capacity(capacity: int, wanted: int) -> None:

@@ -17,6 +17,9 @@ def attend(x, state=None, **named):
     return SMALL.apply(PARAMS, jnp.asarray(x), state, **named)
 
 
+ON_GPU = jax.default_backend() == "gpu"
+
+
 def test_a_call_longer_than_the_cache_raises():
     for call in (attend, jax.jit(attend)):
         with pytest.raises(ValueError, match="holds 6 tokens, wanted 7"):
@@ -87,3 +90,45 @@ def test_retnet_without_rotation_uses_no_positions():
     again, _ = layer.apply(params, X, positions=jnp.full((2, 9), 3))
     np.testing.assert_array_equal(again, y)
     assert state.position is None
+
+
+@pytest.mark.skipif(ON_GPU, reason="the kernel runs here")
+def test_the_fused_kernel_is_refused_without_a_gpu():
+    with pytest.raises(ValueError, match="implementation: found 'cudnn'.*needs a GPU"):
+        Attention(width=16, num_heads=2, implementation="cudnn", dtype=jnp.bfloat16)
+    with pytest.raises(ValueError, match="implementation: found 'flash', wanted one of"):
+        Attention(width=16, num_heads=2, implementation="flash")
+
+
+@pytest.mark.skipif(not ON_GPU, reason="cuDNN's kernel needs a GPU")
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("steps", [256, 301])
+def test_the_fused_kernel_attends_as_the_weights_in_full_do(steps, packed):
+    """Values, caches and gradients, beside float32; two runs are equal to the last bit."""
+    draw = np.random.default_rng(3)
+    x = draw.standard_normal((2, steps, 128)).astype("float32")
+    weight = draw.standard_normal(x.shape).astype("float32")
+    ids = np.sort(draw.integers(0, 4, (2, steps)), axis=1).astype(np.int32)
+    ids[1, -40:] = -1
+    layers = {
+        "exact": Attention(width=128, num_heads=4, num_kv_heads=2, max_length=512),
+        **{
+            name: Attention(128, 4, 2, max_length=512, implementation=name, dtype=jnp.bfloat16)
+            for name in ("xla", "cudnn")
+        },
+    }
+    params = layers["exact"].init(jax.random.key(1), x)
+
+    def run(name):
+        def loss(params, x):
+            y, cache = layers[name].apply(params, x, segment_ids=ids if packed else None)
+            return jnp.sum(y.astype(jnp.float32) * weight), (y, cache)
+
+        return jax.jit(jax.grad(loss, argnums=(0, 1), has_aux=True))(params, x)
+
+    exact, plain, fused, again = map(run, ("exact", "xla", "cudnn", "cudnn"))
+    jax.tree.map(np.testing.assert_array_equal, fused, again)
+    for wanted, near, found in zip(*map(jax.tree.leaves, (exact, plain, fused)), strict=True):
+        wanted, near, found = (np.asarray(leaf, np.float64) for leaf in (wanted, near, found))
+        error = np.linalg.norm(found - wanted)
+        assert error <= 2 * np.linalg.norm(near - wanted)
