@@ -43,6 +43,7 @@ from bayesmem.train.parts import build_parts
 from bayesmem.train.records import write_json
 from bayesmem.train.settings import Settings
 from bayesmem.train.sharding import check_batch_size, make_mesh
+from bayesmem.train.sole_use import sole_use
 from bayesmem.train.step import abstract_params, make_eval_step, make_train_step, start_state
 from bayesmem.train.trained_part import mask_table
 from bayesmem.train.workdir import (
@@ -90,6 +91,7 @@ def distill(config: Mapping[str, Any], workdir: str | Path) -> dict[str, Any]:
       ValueError: a bad config, a teacher that does not fit or has changed, or a workdir of another
         distillation.
       FileNotFoundError: the teacher's workdir has no run or no usable checkpoint.
+      BlockingIOError: another process distils in the workdir.
       NotADirectoryError: the workdir is a file.
     """
     settings, workdir = DistillSettings.from_config(config), Path(workdir)
@@ -102,6 +104,14 @@ def distill(config: Mapping[str, Any], workdir: str | Path) -> dict[str, Any]:
             f"workdir: found {workdir} in the teacher's folder; wanted one outside of it"
         )
     teacher = load_teacher(settings, config, noted_step(workdir))
+    with sole_use(workdir):
+        return _run_phases(settings, teacher, workdir, config)
+
+
+def _run_phases(
+    settings: DistillSettings, teacher: Teacher, workdir: Path, config: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Runs what is left of all phases; see `distill`."""
     pair = make_pair(teacher.model.config, settings.student)
     claim_workdir(workdir, config, holds=(*SAVED, CHECKPOINTS, RESULTS))
     check_order(workdir, settings.phases)

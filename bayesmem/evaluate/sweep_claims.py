@@ -227,6 +227,6 @@ CLAIMS: tuple[Claim, ...] = (
     *(Claim("mqar", "update", "Fig. 4", f"`{form}` ahead of Gated DeltaNet and Mamba-2, Update",
             f"about {100 * (UPDATE_BAYESIAN - UPDATE_OTHERS):.0f} points", _GAP_RULE, _ahead(form))
       for form in _FORMS),
-    Claim("mqar", "block", "Fig. 4", "`bayesian`, Block", "solved without convolution",
-          _PERFECT_RULE, _near_perfect("bayesian")),
+    *(Claim("mqar", "block", "Fig. 4", f"`{form}`, Block", "solved without convolution",
+            _PERFECT_RULE, _near_perfect(form)) for form in ("bayesian", "bayesian/rotation")),
 )  # fmt: skip

@@ -36,6 +36,7 @@ class Look(NamedTuple):
 _LOOKS = {
     "bayesian": Look("#0072B2", "-", "o", "Bayesian"),
     "bayesian/conv": Look("#0072B2", "--", "o", "Bayesian, convolution"),
+    "bayesian/rotation": Look("#0072B2", ":", "s", "Bayesian, rotation"),
     "deltanet": Look("#D55E00", "-", "s", "DeltaNet"),
     "deltanet/reset": Look("#D55E00", "--", "D", "covariance-reset"),
     "gated_deltanet": Look("#E69F00", "-", "^", "Gated DeltaNet"),

@@ -32,6 +32,7 @@ from bayesmem.train.records import METRICS, read_rows, write_json
 from bayesmem.train.report import Report
 from bayesmem.train.settings import Settings
 from bayesmem.train.sharding import Mesh, check_batch_size, make_mesh, put_batch
+from bayesmem.train.sole_use import sole_use
 from bayesmem.train.step import (
     Metrics,
     TrainState,
@@ -59,6 +60,7 @@ def train(config: Mapping[str, Any], workdir: str | Path) -> dict[str, Any]:
     Raises:
       ValueError: a config key is unknown, missing or out of range, or the workdir belongs to
         another run.
+      BlockingIOError: another process trains in the workdir.
       NotADirectoryError: the workdir is a file.
     """
     settings = Settings.from_config(config)
@@ -66,8 +68,9 @@ def train(config: Mapping[str, Any], workdir: str | Path) -> dict[str, Any]:
     options, mesh = settings.train, make_mesh(settings.mesh)
     check_batch_size(options.batch_size, options.grad_accumulation, mesh)
     parts = build_parts(config, settings)
-    claim_workdir(Path(workdir), config)
-    return fit(parts, settings, Path(workdir), config)
+    with sole_use(Path(workdir)):
+        claim_workdir(Path(workdir), config)
+        return fit(parts, settings, Path(workdir), config)
 
 
 def fit(

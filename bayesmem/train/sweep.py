@@ -42,6 +42,7 @@ from bayesmem.train.optimizer import make_optimizer
 from bayesmem.train.provenance import provenance
 from bayesmem.train.records import write_json
 from bayesmem.train.settings import Settings
+from bayesmem.train.sole_use import sole_use
 from bayesmem.train.step import TrainState
 from bayesmem.train.stop_signal import StopSignal
 from bayesmem.train.sweep_config import checked
@@ -90,17 +91,24 @@ def sweep(config: Mapping[str, Any], workdir: str | Path) -> dict[str, Any]:
         for group in left:
             if stop.received is not None:
                 break
+            path = workdir / RESULTS / f"{group.name}.json"
             bar.set_description(f"{group.mixer} W={group.width} x{len(group.runs)}")
             try:
-                result = _train_group(config, settings, group, workdir, stop, bar)
+                with sole_use(workdir, group.name):
+                    if path.exists():
+                        continue  # another process has trained it meanwhile
+                    result = _train_group(config, settings, group, workdir, stop, bar)
+                    if result is not None:
+                        write_json(path, result)
+            except BlockingIOError as error:
+                logger.warning("%s is left out: %s", group.name, error)
+                continue
             except jax.errors.JaxRuntimeError as error:
                 if "RESOURCE_EXHAUSTED" not in str(error):
                     raise
                 logger.error("%s: memory is too small for %s", group.name, _TOO_LARGE)
                 failed.append(group.name)
                 continue
-            if result is not None:
-                write_json(workdir / RESULTS / f"{group.name}.json", result)
     stopped = stop.name if stop.received is not None else None
     return _write_all(config, grid, workdir) | {"failed": failed, "stopped": stopped}
 

@@ -18,14 +18,17 @@ from configs.mqar import TASKS
 
 SIZES = ("64x4", "128x8", "256x16", "512x64")
 
+# Without a convolution no value sees its key: see `configs/mqar.py`.
+_PLAIN = {
+    "transition": "scalar",
+    "qk_bias": 1.0,
+    "initial_process_var": 1.0,
+    "output_gate": "none",
+}
+
 OPTIONS = {
-    # Without a convolution no value sees its key: see `configs/mqar.py`.
-    "bayesian": {
-        "transition": "scalar",
-        "qk_bias": 1.0,
-        "initial_process_var": 1.0,
-        "output_gate": "none",
-    },
+    "bayesian": _PLAIN,
+    "bayesian/rotation": _PLAIN | {"rotation": True},  # what is read depends on the age of a write
     "bayesian/conv": {"transition": "scalar", "conv_size": 4, "activation": "silu"},
     "deltanet": {},
     "gated_deltanet": {},
