@@ -41,9 +41,16 @@ def comparison_section(
         parts += [task_table(found), ""]
     parts += [f"![{title}]({figure})\n" for figure in figures]
     for task, by_run in found["tasks"].items():
-        if any("deciles" in result for result in by_run.values()):
-            parts += [f"`{task}` by the depth of the needle, score in % (prompts):\n"]
-            parts += [decile_table(by_run), ""]
+        if not any("deciles" in result for result in by_run.values()):
+            continue
+        if nothing_found(by_run):
+            each = "/".join(map(str, sorted({result["count"] for result in by_run.values()})))
+            parts += [
+                f"`{task}` by the depth of the needle: 0 everywhere, of {each} prompts a run.\n"
+            ]
+            continue
+        parts += [f"`{task}` by the depth of the needle, score in % (prompts):\n"]
+        parts += [decile_table(by_run), ""]
     return "\n".join(parts)
 
 
@@ -88,7 +95,7 @@ def layer_table(found: Comparison) -> str:
 
 
 def task_table(found: Comparison) -> str:
-    """A row a task, a column a run; beside it the difference from the baseline."""
+    """A row a task, a column a run; beside it the difference from the baseline on as many items."""
     labels, baseline = list(found["runs"]), found["baseline"]
     rows = []
     for task, by_run in found["tasks"].items():
@@ -102,9 +109,20 @@ def task_table(found: Comparison) -> str:
         }
         base = None if baseline is None else values.get(baseline)
         counts = sorted({result["count"] for result in by_run.values()})
-        cells = [_cell(measure, values.get(x), None if x == baseline else base) for x in labels]
+        same = {
+            label
+            for label, result in by_run.items()
+            if base is not None and result["count"] == by_run[str(baseline)]["count"]
+        }
+        beside = {label: base for label in same - {baseline}}
+        cells = [_cell(measure, values.get(x), beside.get(x)) for x in labels]
         rows.append((f"`{task}`", measure, "/".join(map(str, counts)), *cells))
     return table(("task", "measure", "items", *labels), rows)
+
+
+def nothing_found(by_run: Mapping[str, Any]) -> bool:
+    """Whether no run has found a needle at any depth."""
+    return not any(score for x in by_run.values() for _, score in x.get("deciles", ()))
 
 
 def decile_table(by_run: Mapping[str, Any]) -> str:

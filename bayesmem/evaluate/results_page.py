@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from bayesmem.evaluate.collision_report import comparison, markdown_section
 from bayesmem.evaluate.comparison_report import comparison_section
 from bayesmem.evaluate.markdown import origins, table
+from bayesmem.evaluate.model_table import model_section
 from bayesmem.evaluate.speed_table import Row, speed_section
 from bayesmem.evaluate.sweep_report import Shipped, counts, reduced, runs, sweep_section, title
 from bayesmem.evaluate.sweep_summary import Sweep, summarise
@@ -40,6 +41,7 @@ class Files(NamedTuple):
       notes: what is said of a sweep, the text of the file of its name that ends in .md.
       benches: rows of `launch.bench_ops`.
       comparisons: contents of `comparison_NAME.json` of `launch.compare`.
+      models: contents of `bench_model_NAME.json` of `launch.bench_model`.
     """
 
     folder: Path
@@ -48,6 +50,7 @@ class Files(NamedTuple):
     notes: Mapping[str, str]
     benches: Mapping[str, Sequence[Row]]
     comparisons: Mapping[str, Mapping[str, Any]]
+    models: Mapping[str, Mapping[str, Any]]
 
 
 def read_files(folder: Path) -> Files:
@@ -62,12 +65,13 @@ def read_files(folder: Path) -> Files:
     comparisons = {
         path.name: _read_comparison(path) for path in sorted(folder.glob("comparison_*.json"))
     }
+    models = {path.name: _read_models(path) for path in sorted(folder.glob("bench_model*.json"))}
     path = folder / COLLISION
     collision = _read_collision(path) if path.is_file() else None
-    if not sweeps and not benches and not comparisons and collision is None:
+    if not (sweeps or benches or comparisons or models or collision):
         raise FileNotFoundError(
-            f"--results: {folder} holds no {COLLISION}, no sweep*.json, no comparison_*.json and "
-            f"no *bench_ops*.json"
+            f"--results: {folder} holds no {COLLISION}, no sweep*.json, no comparison_*.json, no "
+            f"bench_model*.json and no *bench_ops*.json"
         )
     names = sorted(sweeps, key=lambda name: (*_place(sweeps[name]), name))
     notes = {name: (folder / name).with_suffix(".md") for name in (*names, *comparisons)}
@@ -78,6 +82,7 @@ def read_files(folder: Path) -> Files:
         {name: note.read_text() for name, note in notes.items() if note.is_file()},
         benches,
         comparisons,
+        models,
     )
 
 
@@ -135,6 +140,8 @@ def results_page(
         parts.append(
             comparison_section(f"{folder}/{name}", _comparison(name), compared, links, note)
         )
+    if files.models:
+        parts.append(model_section(files.models, folder))
     if files.benches:
         parts.append(speed_section(files.benches, folder))
     return "\n".join(parts)
@@ -159,6 +166,10 @@ def _contents(files: Files, folder: str, shipped: Shipped) -> str:
         device, _, commit = origins(done) if done else ("-", "", "-")
         what = f"{len(compared['runs'])} runs, {len(of_tasks)} tasks"
         rows.append((f"[{_comparison(name)}]({folder}/{name})", what, device, commit, "-"))
+    for name, speeds in files.models.items():
+        device, _, commit = origins([speeds])
+        what = f"{len(speeds['rows'])} timings of size {speeds['size']}"
+        rows.append((f"[Language models' speed]({folder}/{name})", what, device, commit, "-"))
     if files.benches:
         timings = [row for bench in files.benches.values() for row in bench]
         devices = ", ".join(sorted({row["device"] for row in timings}))
@@ -180,6 +191,18 @@ def _read_comparison(path: Path) -> dict[str, Any]:
     except _UNREADABLE as error:
         raise ValueError(
             f"{path}: found no results of launch.compare ({type(error).__name__}: {error})"
+        ) from error
+    return found
+
+
+def _read_models(path: Path) -> dict[str, Any]:
+    """Speeds of language models; all that their section needs is there."""
+    try:
+        found = json.loads(path.read_text())
+        model_section({path.name: found}, "")
+    except _UNREADABLE as error:
+        raise ValueError(
+            f"{path}: found no results of launch.bench_model ({type(error).__name__}: {error})"
         ) from error
     return found
 

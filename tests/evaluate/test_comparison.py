@@ -95,6 +95,22 @@ def test_a_comparison_has_training_tasks_and_differences(runs):
     assert "| student | 100 (1) | 0 (1) | - | - | - | 50 (1) | - | - | - | 100 (1) |" in text
 
 
+def test_other_items_have_no_difference_and_needles_never_found_no_table(runs):
+    folder = runs["control"] / "evaluations"
+    task = json.loads((folder / "ppl@128.json").read_text())
+    write(folder / "ppl@128.json", task | {"count": 3})
+    for run in runs.values():
+        name = "niah_single_3"
+        never = needles([0] * 3, [0.0, 0.5, 1.0], task=name)
+        write(run / "evaluations" / f"{name}@64.json", never)
+    text = comparison_section("x", "y", compare_runs(runs, "teacher"), [])
+    assert "| `ppl@128` | perplexity | 2/3 | 10.00 | 9.00 | 10.00 (+0.0%) |" in text
+    assert (
+        "`niah_single_3@64` by the depth of the needle: 0 everywhere, of 3 prompts a run." in text
+    )
+    assert "`niah_single_1@64` by the depth of the needle, score in % (prompts):" in text
+
+
 def test_the_figure_averages_tasks_of_a_length(runs, tmp_path):
     folder = runs["teacher"].parent
     for name, score in (("t", 0), ("s", 1)):
