@@ -17,7 +17,7 @@ from bayesmem.train.parts import build_model
 from bayesmem.train.settings import MeshSettings
 from bayesmem.train.sharding import make_mesh
 from bayesmem.train.step import abstract_params
-from bayesmem.train.workdir import CHECKPOINTS, read_config
+from bayesmem.train.workdir import CHECKPOINTS, read_run
 
 
 class AccessTrace(NamedTuple):
@@ -55,7 +55,7 @@ def trace_workdir(workdir: Path, text: str | bytes) -> list[AccessTrace]:
       ValueError: the text is empty, longer than the caches of attention layers, or of tokens that
         the model does not have; or no layer of the model is a RAM-Net.
     """
-    config = read_config(workdir)
+    config = read_run(workdir)
     tokenizer = load_tokenizer(config["data"].get("tokenizer", BYTES))
     tokens = np.concatenate([[tokenizer.document_end], tokenizer.encode(text)]).astype(np.int32)
     if len(tokens) < 2:

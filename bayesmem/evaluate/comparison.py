@@ -17,7 +17,7 @@ import numpy as np
 from bayesmem.evaluate.item_store import EVALUATIONS
 from bayesmem.models import LanguageModel, ModelConfig, parameter_counts
 from bayesmem.train.records import METRICS, read_rows
-from bayesmem.train.workdir import RESULT, read_config
+from bayesmem.train.workdir import RESULT, read_run
 
 DECILES = 10
 """Bins of the depth of a needle; the last has its end."""
@@ -66,12 +66,7 @@ def deciles(items: Sequence[Mapping[str, Any]]) -> list[tuple[int, float | None]
 
 def _run(workdir: Path) -> dict[str, Any]:
     """What a run says of its training; an imported model has no rows."""
-    config = read_config(workdir)
-    if missing := {"model", "data", "optimizer", "train"} - set(config):
-        raise ValueError(
-            f"workdir: found no {', '.join(sorted(missing))} in the config of {workdir}; wanted a "
-            f"run of one model, such as a phase of a distillation"
-        )
+    config = read_run(workdir)
     metrics, result = workdir / METRICS, workdir / RESULT
     rows = read_rows(metrics) if metrics.is_file() else []
     speeds = [row["tokens_per_second"] for row in rows if row.get("tokens_per_second")]

@@ -22,7 +22,7 @@ from bayesmem.train.parts import build_model
 from bayesmem.train.settings import MeshSettings
 from bayesmem.train.sharding import make_mesh
 from bayesmem.train.step import abstract_params
-from bayesmem.train.workdir import CHECKPOINTS, read_config
+from bayesmem.train.workdir import CHECKPOINTS, read_run
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,7 +128,7 @@ def write_text(workdir: Path, request: Request, write: Callable[[str], None]) ->
 
 def _restore(workdir: Path, max_length: int | None) -> _Writer:
     """The newest usable checkpoint of a run on text."""
-    config = read_config(workdir)
+    config = read_run(workdir)
     if config["data"].get("task") != "text":
         raise ValueError(
             f"workdir: found a run with data.task = {config['data'].get('task')!r} in {workdir}, "

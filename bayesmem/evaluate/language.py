@@ -27,7 +27,7 @@ from bayesmem.train.parts import build_model
 from bayesmem.train.settings import MeshSettings
 from bayesmem.train.sharding import make_mesh
 from bayesmem.train.step import abstract_params
-from bayesmem.train.workdir import CHECKPOINTS, read_config
+from bayesmem.train.workdir import CHECKPOINTS, read_run
 
 logger = logging.getLogger(__name__)
 
@@ -80,7 +80,7 @@ def evaluate_language(
     """
     files = [_file(name, options) for name in names]
     step, subject = load_subject(workdir, options.batch_size, options.chunk)
-    config = read_config(workdir)
+    config = read_run(workdir)
     names = [_with_length(name, config) for name in names]
     tasks = [_task(subject, *pair, options) for pair in zip(names, files, strict=True)]
     scorer = subject.scorer
@@ -119,7 +119,7 @@ def load_subject(workdir: Path, batch_size: int = 8, chunk: int = 512) -> tuple[
         raise ValueError(
             f"found {jax.process_count()} processes; wanted one for evaluation by items"
         )
-    config = read_config(workdir)
+    config = read_run(workdir)
     if config["data"]["task"] != "text":
         raise ValueError(
             f"workdir: found a run of data.task = {config['data']['task']!r}; wanted one on text"

@@ -19,7 +19,7 @@ from bayesmem.train.records import free_name, write_json
 from bayesmem.train.settings import MeshSettings, Settings
 from bayesmem.train.sharding import Mesh, check_batch_size, make_mesh
 from bayesmem.train.step import abstract_params
-from bayesmem.train.workdir import CHECKPOINTS, read_config
+from bayesmem.train.workdir import CHECKPOINTS, read_run
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +41,7 @@ def evaluate_workdir(workdir: Path, max_batches: int | None = None) -> dict[str,
       FileNotFoundError: the directory holds no run, or the run no usable checkpoint.
       ValueError: the config or the checkpoint does not fit.
     """
-    config = read_config(workdir)
+    config = read_run(workdir)
     settings, model = Settings.from_config(config), build_model(config)
     mesh = _mesh_for_here(settings.mesh)
     check_batch_size(settings.train.batch_size, 1, mesh)

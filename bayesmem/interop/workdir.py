@@ -27,7 +27,7 @@ from bayesmem.train.checkpoint import restore_params, save_checkpoint
 from bayesmem.train.settings import MeshSettings, OptimizerSettings, TrainSettings
 from bayesmem.train.sharding import make_mesh
 from bayesmem.train.step import TrainState, abstract_params
-from bayesmem.train.workdir import CHECKPOINTS, CONFIG, read_config
+from bayesmem.train.workdir import CHECKPOINTS, CONFIG, read_run
 
 logger = logging.getLogger(__name__)
 
@@ -94,9 +94,7 @@ def export_workdir(workdir: Path, output: Path, dtype: str | None = None) -> int
       FileNotFoundError: the workdir holds no run, or the run no usable checkpoint.
       ValueError: fla has no such model, see `save_fla`; origin.json is none.
     """
-    config = read_config(workdir)
-    if "model" not in config:
-        raise ValueError(f"workdir: found no model in the config of {workdir}, wanted a run")
+    config = read_run(workdir)
     model = LanguageModel(ModelConfig.from_dict(config["model"]))
     target = abstract_params(model, make_mesh(MeshSettings()))
     step, params = restore_params(workdir / CHECKPOINTS, target)

@@ -16,6 +16,7 @@ from __future__ import annotations
 import functools
 import logging
 import math
+import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -145,7 +146,12 @@ def run_steps(
             report.eval_row(0, program.evaluate(state.params))
         for step in range(start + 1, options.steps + 1):
             batch = next_batch(loader, step, options.steps)
+            if step == start + 1:
+                logger.info("compiling the step")
+                begin = time.monotonic()
             state, metrics = program.step(state, put_batch(mesh, batch))
+            if step == start + 1:  # it runs on while this goes on
+                logger.info("compiled in %.1f s", time.monotonic() - begin)
             report.stepped(batch["inputs"].size * jax.process_count())
             last, stopping = step == options.steps, stop.requested(step)
             if last or _due(step, options.log_every):

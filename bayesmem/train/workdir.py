@@ -113,6 +113,26 @@ def read_config(workdir: Path) -> dict[str, Any]:
         ) from error
 
 
+def read_run(workdir: Path) -> dict[str, Any]:
+    """Reads the config of a run of one model.
+
+    Raises:
+      FileNotFoundError: the directory holds no run.
+      ValueError: the file is not JSON, or is the config of a sweep or of a whole distillation.
+    """
+    config = read_config(workdir)
+    if missing := {"model", "data", "optimizer", "train"} - set(config):
+        raise ValueError(
+            f"workdir: found no {', '.join(sorted(missing))} in the config of {workdir}; wanted a "
+            f"run of one model, such as a phase of a distillation"
+        )
+    if "sweep" in config:
+        raise ValueError(
+            f"workdir: found a sweep in {workdir}, wanted a run of one model: a sweep tests its own"
+        )
+    return config
+
+
 def _differing(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     """Says which keys differ that may not, with both values."""
     absent = "nothing"

@@ -6,7 +6,7 @@ import ml_collections
 import pytest
 
 from bayesmem.train.records import append_row, read_rows, start_metrics, write_json
-from bayesmem.train.workdir import claim_workdir, read_config
+from bayesmem.train.workdir import claim_workdir, read_config, read_run
 
 CONFIG = {
     "seed": 0,
@@ -104,3 +104,15 @@ def test_rows_after_the_step_move(tmp_path):
     assert read_rows(path) == [{"step": 1, "split": "train", "loss": None}]
     moved = read_rows(tmp_path / "metrics_superseded.jsonl")
     assert [row["step"] for row in moved] == [2, 3]
+
+
+def test_a_sweep_and_a_distillation_are_no_run_of_one_model(tmp_path):
+    run = CONFIG | {"data": {}, "optimizer": {}}
+    write_json(tmp_path / "config.json", run)
+    assert read_run(tmp_path)["seed"] == 0
+    write_json(tmp_path / "config.json", run | {"sweep": {}})
+    with pytest.raises(ValueError, match="found a sweep in .*wanted a run of one model"):
+        read_run(tmp_path)
+    write_json(tmp_path / "config.json", {"student": {}, "data": {}})
+    with pytest.raises(ValueError, match="found no model, optimizer, train in the config"):
+        read_run(tmp_path)
