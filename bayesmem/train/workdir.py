@@ -80,7 +80,7 @@ def claim_workdir(
     if not path.exists():
         write_json(path, wanted)
         return
-    differing = _differing(ABSENT_MEANS | _flat(read_config(workdir)), ABSENT_MEANS | _flat(wanted))
+    differing = differences(read_config(workdir), wanted)
     if not differing:
         return
     folders = [workdir / name for name in holds]
@@ -133,14 +133,27 @@ def read_run(workdir: Path) -> dict[str, Any]:
     return config
 
 
-def _differing(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
-    """Says which keys differ that may not, with both values."""
+def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    """Says with both values which keys differ that may not where a run is continued.
+
+    A sweep may also have new mixers, with their options.
+
+    Args:
+      old: the config a run was started with, JSON values.
+      new: the one that is asked for.
+    """
+    there, asked = ABSENT_MEANS | _flat(dict(old)), ABSENT_MEANS | _flat(dict(new))
+    allowed = [prefix + name for name in MAY_DIFFER for prefix in ("", "*.")]
+    if "sweep" in new:
+        known = old.get("model", {}).get("mixer_options", {})
+        added = new["model"]["mixer_options"].keys() - known
+        allowed += [f"model.mixer_options.{name}{end}" for name in added for end in ("", ".*")]
     absent = "nothing"
     return [
-        f"{key}: {old.get(key, absent)!r} there, {new.get(key, absent)!r} asked"
-        for key in sorted(old.keys() | new.keys())
-        if old.get(key, absent) != new.get(key, absent)
-        and not any(fnmatch.fnmatch(key, prefix + x) for x in MAY_DIFFER for prefix in ("", "*."))
+        f"{key}: {there.get(key, absent)!r} there, {asked.get(key, absent)!r} asked"
+        for key in sorted(there.keys() | asked.keys())
+        if there.get(key, absent) != asked.get(key, absent)
+        and not any(fnmatch.fnmatch(key, name) for name in allowed)
     ]
 
 

@@ -11,6 +11,7 @@ import pytest
 from bayesmem.train import sweep as module
 from bayesmem.train.grid import Run, done_runs, read_results
 from bayesmem.train.sweep import ALL_RESULTS, collect, sweep
+from bayesmem.train.sweep_adoption import adopt
 from tests.train.toys import sweep_config
 
 
@@ -188,3 +189,39 @@ def test_nothing_is_collected_where_nothing_is(tmp_path):
     with pytest.raises(ValueError, match="another config"):
         collect(sweep_config(train__steps=5), tmp_path)
     assert (tmp_path / ALL_RESULTS).read_text() == before
+
+
+def test_results_of_an_earlier_sweep_are_not_trained_again(tmp_path, monkeypatch):
+    sweep(sweep_config(), tmp_path / "old")
+    earlier = tmp_path / "old" / ALL_RESULTS
+    wider = sweep_config(sweep__seeds=(0, 1, 2))
+    wider.model.mixer_options["linear_attention/new"] = {}  # another mixer is a larger grid
+    assert adopt(wider, tmp_path / "new", earlier) == 4
+    assert adopt(wider, tmp_path / "new", earlier) == 0
+    trained = []
+    real = module.create_runs
+    monkeypatch.setattr(
+        module, "create_runs", lambda *given: (trained.append(given[2]), real(*given))[1]
+    )
+    assert sweep(wider, tmp_path / "new")["done"] == 6
+    assert trained == [[2, 2]]  # two learning rates
+    kept = json.loads((tmp_path / "new" / ALL_RESULTS).read_text())["results"]
+    assert json.loads(earlier.read_text())["results"][0] in kept
+
+
+def test_results_of_another_sweep_are_refused(tmp_path):
+    sweep(sweep_config(), tmp_path / "old")
+    earlier = tmp_path / "old" / ALL_RESULTS
+    other = sweep_config(train__steps=5)
+    with pytest.raises(
+        ValueError, match="found results of another config:\n  train.steps: 6 there"
+    ):
+        adopt(other, tmp_path / "new", earlier)
+    assert not (tmp_path / "new").exists()
+    options = sweep_config()
+    options.model.mixer_options["linear_attention"] = {"num_heads": 4}
+    with pytest.raises(ValueError, match="model.mixer_options.linear_attention"):
+        adopt(options, tmp_path / "new", earlier)
+    with pytest.raises(ValueError, match="found no results of launch.sweep"):
+        (tmp_path / "bad.json").write_text("{}")
+        adopt(sweep_config(), tmp_path / "new", tmp_path / "bad.json")
