@@ -104,15 +104,19 @@ def distill(config: Mapping[str, Any], workdir: str | Path) -> dict[str, Any]:
             f"workdir: found {workdir} in the teacher's folder; wanted one outside of it"
         )
     teacher = load_teacher(settings, config, noted_step(workdir))
+    pair = make_pair(teacher.model.config, settings.student)
     with sole_use(workdir):
-        return _run_phases(settings, teacher, workdir, config)
+        return _run_phases(pair, settings, teacher, workdir, config)
 
 
 def _run_phases(
-    settings: DistillSettings, teacher: Teacher, workdir: Path, config: Mapping[str, Any]
+    pair: Pair,
+    settings: DistillSettings,
+    teacher: Teacher,
+    workdir: Path,
+    config: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Runs what is left of all phases; see `distill`."""
-    pair = make_pair(teacher.model.config, settings.student)
     claim_workdir(workdir, config, holds=(*SAVED, CHECKPOINTS, RESULTS))
     check_order(workdir, settings.phases)
     # By all processes: each may have a part of the arrays.
