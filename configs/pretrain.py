@@ -70,6 +70,8 @@ def get_config(variant: str = "") -> ml_collections.ConfigDict:
     if "bayesian" in options:
         own = {"transition": "scalar", "conv_size": 4, "activation": "silu"}
         options["bayesian"].update(own)
+    if "attention" in options:
+        options["attention"]["implementation"] = "auto"  # by cuDNN's kernel where that runs
     if "ramnet" in options:
         top_k = int(chosen["top_k"].removeprefix("top"))
         options["ramnet"].update({"num_heads": size.width // 32, "top_k": top_k})

@@ -56,7 +56,7 @@ class Attention(nn.Module):
       rope_theta: base of the rotation's wavelengths.
       implementation: "xla" holds the weights [B, Hq, T, S]; "cudnn" is NVIDIA's fused kernel, for a
         GPU and 16-bit activations, and reads tokens that need a cache by "xla" all the same; "auto"
-        is "cudnn" where it can be.
+        is "cudnn" where it can be. JAX cannot `vmap` the gradient of that kernel with documents.
       dtype: dtype of the activations and the cache; parameters are float32.
     """
 
@@ -66,7 +66,7 @@ class Attention(nn.Module):
     head_dim: int | None = None
     max_length: int = 2048
     rope_theta: float = 10000.0
-    implementation: str = "auto"
+    implementation: str = "xla"
     dtype: Any = jnp.float32
 
     def __post_init__(self):
