@@ -10,6 +10,8 @@ from pathlib import Path
 
 import jax
 
+from bayesmem.train.workdir import make_workdir
+
 try:
     import fcntl
 except ImportError:  # not on Windows
@@ -36,12 +38,7 @@ def sole_use(workdir: Path, part: str = "") -> Iterator[None]:
     if fcntl is None or jax.process_index() != 0:
         yield
         return
-    try:
-        workdir.mkdir(parents=True, exist_ok=True)
-    except (FileExistsError, NotADirectoryError) as error:
-        raise NotADirectoryError(
-            f"workdir: found a file at {workdir}; wanted a directory"
-        ) from error
+    make_workdir(workdir)
     path = workdir / (f".lock-{part}" if part else ".lock")
     with path.open("a+", encoding="utf-8") as stream:
         _lock(stream, path)

@@ -71,12 +71,7 @@ def claim_workdir(
     if jax.process_index() != 0:
         return
     path, wanted = workdir / CONFIG, as_json(config)
-    try:
-        workdir.mkdir(parents=True, exist_ok=True)
-    except (FileExistsError, NotADirectoryError) as error:
-        raise NotADirectoryError(
-            f"workdir: found a file at {workdir}; wanted a directory"
-        ) from error
+    make_workdir(workdir)
     if not path.exists():
         write_json(path, wanted)
         return
@@ -93,6 +88,16 @@ def claim_workdir(
     logger.warning("%s: no checkpoint was saved with its config, now %s", workdir, aside.name)
     path.rename(aside)
     write_json(path, wanted)
+
+
+def make_workdir(workdir: Path) -> None:
+    """Makes the directory with its parents; NotADirectoryError where one of them is a file."""
+    try:
+        workdir.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise NotADirectoryError(
+            f"workdir: found a file at {workdir}; wanted a directory"
+        ) from error
 
 
 def read_config(workdir: Path) -> dict[str, Any]:
