@@ -180,6 +180,7 @@ def _write(
     )
 
 
+@jax.checkpoint
 def _attend(
     q: Keys,
     k: Keys,
@@ -189,7 +190,10 @@ def _attend(
     k_slot: Int[Array, "B S"],
     k_document: Int[Array, "B S"],
 ) -> Keys:
-    """Attends to the keys of the query's document that were read no later than the query."""
+    """Attends to the keys of the query's document that were read no later than the query.
+
+    The scores of all pairs are not kept for the backward pass.
+    """
     earlier = k_slot[:, None, :] <= q_slot[:, :, None]
     mask = earlier & (k_document[:, None, :] == q_document[:, :, None])
     if q.shape[1] == 0:

@@ -9,7 +9,7 @@ from flax import linen as nn
 from jaxtyping import Array, Float
 
 from bayesmem.array_types import Hidden
-from bayesmem.layers.linear import linear, parameter
+from bayesmem.layers.linear import parameter, wide_linear
 
 SMALLEST_RATE = 1e-4
 STEP_RANGE = (1e-3, 1e-1)
@@ -59,15 +59,12 @@ class StepDecay(nn.Module):
     def __call__(self, x: Hidden) -> Decay:
         """Returns the decay of every token from x [B, T, W]."""
         shape = (self.num_heads,) if self.channels is None else (self.num_heads, self.channels)
-        x = x.astype(jnp.float32)
         if self.rank is not None:
-            x = linear(self.rank, ("embed", None), "down")(x)
-        raw = linear(math.prod(shape), (None if self.rank else "embed", None), "step")(x)
+            x = wide_linear(self.rank, ("embed", None), "down")(x)
+        raw = wide_linear(math.prod(shape), (None if self.rank else "embed", None), "step")(x)
         rates = parameter(self, "A_log", self._draw_log_rates, (None,), (self.num_heads,))
         bias = parameter(self, "dt_bias", _draw_step_bias, (None,) * len(shape), shape)
-        step = nn.softplus(raw.reshape(*raw.shape[:2], *shape) + bias)
-        rates = jnp.exp(rates).reshape(self.num_heads, *(1,) * (len(shape) - 1))
-        return Decay(-rates * step, step)
+        return _decay(raw.reshape(*raw.shape[:2], *shape), rates, bias)
 
     def _draw_log_rates(self, key, shape):
         # In bfloat16 some draws are exactly 0, whose logarithm is not a number to train from.
@@ -79,6 +76,13 @@ class StepDecay(nn.Module):
             max(self.largest_rate, 2 * SMALLEST_RATE),
         )
         return jnp.log(uniform)
+
+
+@jax.checkpoint
+def _decay(raw: jax.Array, rates: jax.Array, bias: jax.Array) -> Decay:
+    """Makes raw [B, T, H] or [B, T, H, D] with one rate a head and a bias of raw's last axes."""
+    step = nn.softplus(raw + bias)
+    return Decay(-jnp.exp(rates).reshape(-1, *(1,) * (bias.ndim - 1)) * step, step)
 
 
 def _draw_step_bias(key, shape):
@@ -100,7 +104,7 @@ class SigmoidGate(nn.Module):
     @nn.compact
     def __call__(self, x: Hidden) -> Float[Array, "B T H"]:
         """Returns [B, T, H] float32 in (0, scale)."""
-        raw = linear(self.num_heads, ("embed", None), "gate")(x.astype(jnp.float32))
+        raw = wide_linear(self.num_heads, ("embed", None), "gate")(x)
         return self.scale * nn.sigmoid(raw)
 
 
@@ -118,13 +122,13 @@ class SoftplusGate(nn.Module):
     @nn.compact
     def __call__(self, x: Hidden) -> Float[Array, "B T H *G"]:
         """Returns [B, T, *shape] float32, positive."""
-        project = linear(
+        project = wide_linear(
             math.prod(self.shape),
             ("embed", None),
             "gate",
             bias=softplus_bias(self.initial),
         )
-        return nn.softplus(project(x.astype(jnp.float32))).reshape(*x.shape[:2], *self.shape)
+        return nn.softplus(project(x)).reshape(*x.shape[:2], *self.shape)
 
 
 class SigmoidDecay(nn.Module):
@@ -143,6 +147,8 @@ class SigmoidDecay(nn.Module):
     @nn.compact
     def __call__(self, x: Hidden) -> Float[Array, "B T H D"]:
         """Returns log a [B, T, H, D] float32, below 0."""
-        down = linear(self.rank, ("embed", None), "down")(x.astype(jnp.float32))
-        up = linear(math.prod(self.shape), (None, None), "up", bias=nn.initializers.zeros_init())
-        return (nn.log_sigmoid(up(down)) / self.temperature).reshape(*x.shape[:2], *self.shape)
+        down = wide_linear(self.rank, ("embed", None), "down")(x)
+        zeros = nn.initializers.zeros_init()
+        raw = wide_linear(math.prod(self.shape), (None, None), "up", bias=zeros)(down)
+        log_decay = jax.checkpoint(nn.log_sigmoid)(raw) / self.temperature
+        return log_decay.reshape(*x.shape[:2], *self.shape)

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
@@ -57,8 +58,9 @@ class GSA(nn.Module):
         x, q, k, v, _ = heads
         shape = (self.num_heads, self.num_slots)
         log_decay = SigmoidDecay(shape, self.decay_rank, self.decay_temperature, name="decay")(x)
-        q = nn.silu(q) * q.shape[-1] ** -0.5
-        return ops.gated_slot_attention(q, nn.silu(k), v, log_decay=log_decay, **op)
+        silu = jax.checkpoint(nn.silu)
+        q = silu(q) * q.shape[-1] ** -0.5
+        return ops.gated_slot_attention(q, silu(k), v, log_decay=log_decay, **op)
 
     @property
     def layout(self) -> HeadLayout:

@@ -4,11 +4,14 @@ A recurrent layer is a Flax module that states its `layout`, its `options` and i
 takes the rest from here: `__call__ = mix_heads`, `init_state = fresh_state`.
 """
 
+import functools
 from typing import Any, NamedTuple, Protocol
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
+from jaxtyping import Array, Float
 
 from bayesmem.array_types import Addresses, Hidden, Keys, Positions, SegmentIds, Values
 from bayesmem.layers.interface import NO_STATE, MixerState, check_input, mask_padding
@@ -102,11 +105,13 @@ class HeadProjections(nn.Module):
             linear(size, HEAD_AXES, name, dtype=options.dtype)(x) for name, size in sizes.items()
         ]
         if options.conv_size:
-            convolve = ShortConvolution(options.conv_size, options.conv_bias, name="conv")
+            convolve = ShortConvolution(
+                options.conv_size, options.conv_bias, options.activation, name="conv"
+            )
             joined, window = convolve(jnp.concatenate(parts, axis=-1), window, segment_ids)
             parts = jnp.split(joined, np.cumsum(layout.part_sizes)[:2], axis=-1)
-        if options.activation == "silu":
-            parts = [nn.silu(part) for part in parts]
+        elif options.activation == "silu":
+            parts = [jax.checkpoint(nn.silu)(part) for part in parts]
         key_shape = (*x.shape[:2], layout.key_heads, layout.key_dim)
         v = parts[-1].reshape(*x.shape[:2], layout.value_heads, layout.value_dim)
         if addresses is not None:
@@ -147,10 +152,18 @@ class GatedOutput(nn.Module):
         y = y.reshape(*y.shape[:2], y.shape[2] * y.shape[3])
         if options.output_gate != "none":
             gate = linear(y.shape[-1], HEAD_AXES, "gate", dtype=options.dtype)(x)
-            y = y * (nn.silu(gate) if options.output_gate == "silu" else nn.sigmoid(gate))
+            y = gated(y, gate, options.output_gate)
         if options.output_norm == "gated_groups":
             y = RMSNorm(options.norm_eps, self.groups, name="norm")(y)
         return linear(self.width, HEAD_AXES[::-1], "out", dtype=options.dtype)(y)
+
+
+@functools.partial(jax.checkpoint, static_argnums=2)
+def gated(
+    y: Float[Array, "B T C"], gate: Float[Array, "B T C"], kind: str
+) -> Float[Array, "B T C"]:
+    """Returns y * silu(gate) or, of another kind, y * sigmoid(gate); only the two are kept."""
+    return y * (nn.silu(gate) if kind == "silu" else nn.sigmoid(gate))
 
 
 def check_addresses(

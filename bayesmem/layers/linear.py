@@ -35,11 +35,32 @@ def linear(
       features: size of the output.
       axes: logical names of the kernel's two axes, such as ("embed", "heads").
       name: name of the submodule.
-      dtype: dtype of the product; float32 for whatever feeds a gate. Parameters are float32.
+      dtype: dtype of the product. Parameters are float32.
       bias: initializer of the bias, or None for no bias.
     """
-    kernel_init = nn.with_logical_partitioning(nn.initializers.lecun_normal(), axes)
+    return nn.Dense(features, dtype=dtype, name=name, **_initial(axes, bias))
+
+
+def wide_linear(features: int, axes: Axes, name: str, *, bias: Any = None) -> nn.Module:
+    """Returns a float32 `linear`, for whatever feeds a gate or an address.
+
+    For the backward pass its input is kept as it came, of bfloat16 no float32 copy.
+
+    Args:
+      features: size of the output.
+      axes: logical names of the kernel's two axes.
+      name: name of the submodule.
+      bias: initializer of the bias, or None for no bias.
+    """
+    return _Wide(features, dtype=jnp.float32, name=name, **_initial(axes, bias))
+
+
+_Wide: Any = nn.remat(nn.Dense)
+
+
+def _initial(axes: Axes, bias: Any) -> dict[str, Any]:
+    """How `nn.Dense` draws its parameters, and whether it has a bias."""
+    kernel = nn.with_logical_partitioning(nn.initializers.lecun_normal(), axes)
     if bias is None:
-        return nn.Dense(features, use_bias=False, dtype=dtype, kernel_init=kernel_init, name=name)
-    bias_init = nn.with_logical_partitioning(bias, axes[1:])
-    return nn.Dense(features, dtype=dtype, kernel_init=kernel_init, bias_init=bias_init, name=name)
+        return {"kernel_init": kernel, "use_bias": False}
+    return {"kernel_init": kernel, "bias_init": nn.with_logical_partitioning(bias, axes[1:])}

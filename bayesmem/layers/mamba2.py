@@ -2,7 +2,9 @@
 
 from typing import Any
 
+import jax
 from flax import linen as nn
+from jaxtyping import Array, Float
 
 from bayesmem import ops
 from bayesmem.array_types import Memory, Values
@@ -47,7 +49,7 @@ class Mamba2(nn.Module):
         ones = nn.initializers.ones_init()
         skip = parameter(self, "skip", ones, (None,), (self.num_heads,))
         y, memory = ops.linear_attention(c, b, x, gain=step, log_decay=log_decay, **op)
-        return y + (skip[:, None] * x).astype(y.dtype), memory
+        return _with_skip(y, skip, x), memory
 
     @property
     def layout(self) -> HeadLayout:
@@ -59,3 +61,8 @@ class Mamba2(nn.Module):
         """Checks the heads, their groups and the state."""
         super().__post_init__()
         _ = self.layout
+
+
+@jax.checkpoint
+def _with_skip(y: Values, skip: Float[Array, " H"], x: Values) -> Values:
+    return y + (skip[:, None] * x).astype(y.dtype)

@@ -1,4 +1,6 @@
-"""Normalisations, made in float32."""
+"""Normalisations, made in float32 and made again in the backward pass, which is given x alone."""
+
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -26,14 +28,22 @@ class RMSNorm(nn.Module):
     def __call__(self, x: Float[Array, "... C"]) -> Float[Array, "... C"]:
         """Returns x * rsqrt(mean(x^2) + eps) * scale in x's dtype, the mean over a group."""
         scale = parameter(self, "scale", nn.initializers.ones_init(), (None,), x.shape[-1:])
-        wide = x.astype(jnp.float32)
-        if self.groups > 1:
-            wide = wide.reshape(*x.shape[:-1], self.groups, x.shape[-1] // self.groups)
-        mean_square = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)
-        unit = (wide * jax.lax.rsqrt(mean_square + self.eps)).reshape(x.shape)
-        return (unit * scale).astype(x.dtype)
+        return _rms_normalise(x, scale, self.eps, self.groups)
 
 
+@functools.partial(jax.checkpoint, static_argnums=(2, 3))
+def _rms_normalise(
+    x: Float[Array, "... C"], scale: Float[Array, " C"], eps: float, groups: int
+) -> Float[Array, "... C"]:
+    wide = x.astype(jnp.float32)
+    if groups > 1:
+        wide = wide.reshape(*x.shape[:-1], groups, x.shape[-1] // groups)
+    mean_square = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)
+    unit = (wide * jax.lax.rsqrt(mean_square + eps)).reshape(x.shape)
+    return (unit * scale).astype(x.dtype)
+
+
+@jax.checkpoint
 def l2_normalise(x: Float[Array, "... D"]) -> Float[Array, "... D"]:
     """Returns x * rsqrt(sum(x^2) + 1e-6) over the last axis, in x's dtype.
 

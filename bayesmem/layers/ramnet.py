@@ -11,7 +11,7 @@ from flax import linen as nn
 
 from bayesmem import ops
 from bayesmem.array_types import Addresses, Hidden, Positions, SegmentIds
-from bayesmem.layers.heads import HEAD_AXES
+from bayesmem.layers.heads import HEAD_AXES, gated
 from bayesmem.layers.interface import (
     NO_STATE,
     MixerState,
@@ -19,7 +19,7 @@ from bayesmem.layers.interface import (
     mask_padding,
     reject_addresses,
 )
-from bayesmem.layers.linear import linear, parameter
+from bayesmem.layers.linear import linear, parameter, wide_linear
 from bayesmem.layers.norm import RMSNorm
 from bayesmem.layers.options import (
     default_head_dim,
@@ -206,7 +206,7 @@ class RamNet(nn.Module):
         bias = nn.initializers.constant(self.initial_gate)
         values = self.num_heads * self.slot_width
         gate = linear(values, HEAD_AXES, "gate", dtype=self.dtype, bias=bias)(x)
-        y = o.reshape(*x.shape[:2], values) * nn.sigmoid(gate)
+        y = gated(o.reshape(*x.shape[:2], values), gate, "sigmoid")
         y = mask_padding(y, segment_ids)
         y = linear(self.width, HEAD_AXES[::-1], "out", dtype=self.dtype)(y)
         return y, MixerState(memory, window, next_position(positions, segment_ids, offset))
@@ -219,8 +219,7 @@ class RamNet(nn.Module):
         bias = nn.initializers.normal(self.initial_address)
         parts = [linear(values, HEAD_AXES, "value", dtype=self.dtype)(x)]
         for name in ("write", "read"):
-            project = linear(scores, ("embed", None), name, bias=bias)
-            parts.append(project(x.astype(jnp.float32)))
+            parts.append(wide_linear(scores, ("embed", None), name, bias=bias)(x))
         if self.conv_size:
             joined = jnp.concatenate([part.astype(jnp.float32) for part in parts], axis=-1)
             joined, window = ShortConvolution(self.conv_size, name="conv")(
@@ -237,7 +236,7 @@ class RamNet(nn.Module):
     def _forget(self, x: Hidden) -> jax.Array:
         """Returns gamma [B, T, H] float32; of any sign, but not for "pdma"."""
         bias = nn.initializers.constant(self.initial_forget)
-        raw = linear(self.num_heads, ("embed", None), "forget", bias=bias)(x.astype(jnp.float32))
+        raw = wide_linear(self.num_heads, ("embed", None), "forget", bias=bias)(x)
         return nn.softplus(raw) if self.retention == "pdma" else raw
 
     def _address(

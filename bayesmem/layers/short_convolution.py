@@ -2,6 +2,7 @@
 
 import functools
 
+import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from jaxtyping import Array, Float, Int
@@ -24,10 +25,12 @@ class ShortConvolution(nn.Module):
     Attributes:
       size: number of taps, at least 1.
       bias: whether a learned number a channel, 0 at first, is added to y.
+      activation: applied to y in float32, "identity" or "silu".
     """
 
     size: int = 4
     bias: bool = False
+    activation: str = "identity"
 
     @nn.compact
     def __call__(
@@ -36,7 +39,7 @@ class ShortConvolution(nn.Module):
         window: Window | None = None,
         segment_ids: SegmentIds | None = None,
     ) -> tuple[Channels, Window]:
-        """Convolves in float32.
+        """Convolves in float32, and again in the backward pass, which is given x alone.
 
         Args:
           x: [B, T, C].
@@ -46,7 +49,7 @@ class ShortConvolution(nn.Module):
         Returns:
           y [B, T, C] in x's dtype, zero at padding, and the window after the last valid input.
         """
-        batch, steps, channels = x.shape
+        batch, _, channels = x.shape
         # scale 1/3: uniform in +-taps^-1/2, the usual draw for a depthwise convolution.
         init = nn.initializers.variance_scaling(1 / 3, "fan_in", "uniform")
         kernel = parameter(self, "kernel", init, (None, "heads"), (self.size, channels))
@@ -55,16 +58,30 @@ class ShortConvolution(nn.Module):
             bias = parameter(self, "bias", nn.initializers.zeros_init(), ("heads",), (channels,))
         if window is None:
             window = jnp.zeros((batch, self.size - 1, channels), jnp.float32)
-        inputs = mask_padding(x, segment_ids).astype(jnp.float32)
-        if segment_ids is None:
-            inputs = jnp.concatenate([window, inputs], axis=1)
-            taps = [kernel[tap] * inputs[:, tap : tap + steps] for tap in range(self.size)]
-            y, window = functools.reduce(jnp.add, taps), inputs[:, steps:]
-        else:
-            y, window = _convolve_documents(kernel, inputs, window, segment_ids)
-        if bias is not None:
-            y = y + bias
-        return mask_padding(y, segment_ids).astype(x.dtype), window
+        return _convolve(kernel, bias, x, window, segment_ids, self.activation)
+
+
+@functools.partial(jax.checkpoint, static_argnums=5)
+def _convolve(
+    kernel: Float[Array, "taps C"],
+    bias: Float[Array, " C"] | None,
+    x: Channels,
+    window: Window,
+    segment_ids: SegmentIds | None,
+    activation: str,
+) -> tuple[Channels, Window]:
+    inputs, steps = mask_padding(x, segment_ids).astype(jnp.float32), x.shape[1]
+    if segment_ids is None:
+        inputs = jnp.concatenate([window, inputs], axis=1)
+        taps = [kernel[tap] * inputs[:, tap : tap + steps] for tap in range(len(kernel))]
+        y, window = functools.reduce(jnp.add, taps), inputs[:, steps:]
+    else:
+        y, window = _convolve_documents(kernel, inputs, window, segment_ids)
+    if bias is not None:
+        y = y + bias
+    if activation == "silu":
+        y = nn.silu(y)
+    return mask_padding(y, segment_ids).astype(x.dtype), window
 
 
 def _convolve_documents(

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
@@ -27,4 +28,9 @@ class SwiGLU(nn.Module):
         """Returns [B, T, W]; zero where x is zero."""
         gate = linear(self.hidden, ("embed", "mlp"), "gate", dtype=self.dtype)(x)
         up = linear(self.hidden, ("embed", "mlp"), "up", dtype=self.dtype)(x)
-        return linear(self.width, ("mlp", "embed"), "down", dtype=self.dtype)(nn.silu(gate) * up)
+        return linear(self.width, ("mlp", "embed"), "down", dtype=self.dtype)(_gated(gate, up))
+
+
+@jax.checkpoint
+def _gated(gate: Hidden, up: Hidden) -> Hidden:
+    return nn.silu(gate) * up

@@ -243,3 +243,15 @@ def test_arguments_that_do_not_fit():
     ):
         with pytest.raises(ValueError, match="^" + re.escape(pattern)):
             call()
+
+
+def test_backward_pass_is_given_logits_and_slots_alone():
+    logits = jax.ShapeDtypeStruct((2, 9, 3, 5 * 4), jnp.float32)
+    address = jax.eval_shape(lambda logits: ops.product_topk(logits, 4, 16), logits)
+
+    def weights(logits):
+        return ops.product_topk(logits, 4, 16).weights
+
+    kept = jax.tree.leaves(jax.eval_shape(lambda logits: jax.vjp(weights, logits)[1], logits))
+    sizes = sum(leaf.size for leaf in kept)
+    assert sizes <= logits.size + 2 * address.ids.size + 3 * 5  # and the temperatures

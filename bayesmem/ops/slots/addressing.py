@@ -132,7 +132,17 @@ def _bases(width: int, base: int | Sequence[int], k: int) -> tuple[int, ...]:
 def _product_topk(
     logits: jax.Array, temperature: jax.Array, bases: tuple[int, ...], k: int
 ) -> SlotAddress:
-    """Scores the digits, searches, and gives the found slots their weights."""
+    """Scores the digits, searches, and gives the found slots their weights.
+
+    The backward pass is given the logits and the found slots, and makes all else again.
+    """
+    scores = jax.lax.stop_gradient(_scores(logits, temperature, bases))
+    ids = _search(scores, k)
+    return SlotAddress(ids, _weights(logits, temperature, ids, bases))
+
+
+def _scores(logits: jax.Array, temperature: jax.Array, bases: tuple[int, ...]) -> list[jax.Array]:
+    """Returns a score [B, T, H, base] for each digit, the largest 0."""
     dtype = compute_dtype(logits, temperature)
     if temperature.ndim == 1:
         temperature = temperature[:, None]
@@ -141,20 +151,27 @@ def _product_topk(
     logits = jnp.clip(logits.astype(dtype), -_LARGEST_LOGIT, _LARGEST_LOGIT)
     ends = np.cumsum(bases)[:-1]
     # The maximum goes first: after a division by 1e-6 its rounding alone would be large.
-    scores = [
+    return [
         (part - jax.lax.stop_gradient(jnp.max(part, axis=-1, keepdims=True)))
         / temperature[:, digit, None]
         for digit, part in enumerate(jnp.split(logits, ends, axis=-1))
     ]
-    ids = _search([jax.lax.stop_gradient(part) for part in scores], k)
-    log_weight, rest = jnp.zeros(ids.shape, dtype), ids
+
+
+@functools.partial(jax.checkpoint, static_argnums=3)
+def _weights(
+    logits: jax.Array, temperature: jax.Array, ids: jax.Array, bases: tuple[int, ...]
+) -> jax.Array:
+    """Returns the products of the digits' probabilities of slots [B, T, H, K]."""
+    scores, rest = _scores(logits, temperature, bases), ids
+    log_weight = jnp.zeros(ids.shape, scores[0].dtype)
     for part, base in zip(scores, bases, strict=True):
         value = rest % base
         log_weight = log_weight + jnp.take_along_axis(
             jax.nn.log_softmax(part, axis=-1), value, axis=-1
         )
         rest = rest // base
-    return SlotAddress(ids, jnp.exp(log_weight))
+    return jnp.exp(log_weight)
 
 
 def _search(scores: Sequence[jax.Array], k: int) -> jax.Array:
