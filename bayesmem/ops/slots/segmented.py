@@ -37,33 +37,62 @@ def segmented(inputs: SlotInputs) -> SlotOutputs:
 
 
 def _head(x: SlotInputs, document: jax.Array) -> SlotOutputs:
-    """One head: arrays of `SlotInputs` without B and H, documents numbered [T]."""
+    """One head: arrays of `SlotInputs` without B and H, documents numbered [T].
+
+    Of all that has an axis of E or T R and one of M, a backward pass is given the content alone.
+    """
     slots, count = x.content.shape[0], x.write_ids.shape[1]
     order = _sort(x, document, slots)
     token = jnp.maximum(order.source - slots, 0)
-
-    def sorted_writes(states, writes):
-        return jnp.concatenate([states, writes.reshape(-1)])[order.source]
-
-    w = sorted_writes(x.mass, x.write_weights)
-    keep = sorted_writes(jnp.zeros_like(x.mass), x.keep)
-    mass = linear_scan(
-        jnp.where(order.first, 0.0, keep), w + jnp.where(order.first, keep / slots, 0.0)
-    )
-    eta = jnp.where(order.source < slots, 1.0, w / (mass + MASS_FLOOR))
+    mass, eta = _gains(x.mass, x.write_weights, x.keep, order)
     row = jnp.where(order.source < slots, order.source, slots + token // count)
-    v = jnp.concatenate([x.content, x.v])[row]
-    content = linear_scan(jnp.where(order.first, 0.0, 1 - eta), eta[:, None] * v)
+    written = _weighted_rows(eta, jnp.concatenate([x.content, x.v]), row)
+    content = linear_scan(jnp.where(order.first, 0.0, 1 - eta), written)
 
     known = order.document[order.read] == document[:, None]
     weights = jnp.where(known, x.read_weights, 0.0)
-    o = jnp.einsum("tr,trm->tm", weights, content[order.read])
     kept = order.document[order.last] == document[-1]
     return SlotOutputs(
-        o,
+        _sums_of_rows(weights, content, order.read),
         jnp.where(kept[:, None], content[order.last], 0.0),
         jnp.where(kept, mass[order.last], 1 / slots),
     )
+
+
+@jax.checkpoint
+def _gains(
+    states: jax.Array, weights: jax.Array, keep: jax.Array, order: _Order
+) -> tuple[jax.Array, jax.Array]:
+    """Returns the mass after each write [E] and eta [E], the part of its content that is new.
+
+    Args:
+      states: [S], mass of the states.
+      weights: [T, K], of the writes.
+      keep: [T, K].
+      order: of the writes.
+    """
+    slots = states.shape[0]
+
+    def in_order(states, writes):
+        return jnp.concatenate([states, writes.reshape(-1)])[order.source]
+
+    w, keep = in_order(states, weights), in_order(jnp.zeros_like(states), keep)
+    mass = linear_scan(
+        jnp.where(order.first, 0.0, keep), w + jnp.where(order.first, keep / slots, 0.0)
+    )
+    return mass, jnp.where(order.source < slots, 1.0, w / (mass + MASS_FLOOR))
+
+
+@jax.checkpoint
+def _weighted_rows(weights: jax.Array, table: jax.Array, rows: jax.Array) -> jax.Array:
+    """Returns `weights` [E] times `table`[rows], [E, M]."""
+    return weights[:, None] * table[rows]
+
+
+@jax.checkpoint
+def _sums_of_rows(weights: jax.Array, table: jax.Array, rows: jax.Array) -> jax.Array:
+    """Returns the sums of `table`[rows] by weights [T, R], [T, M]."""
+    return jnp.einsum("tr,trm->tm", weights, table[rows])
 
 
 def _sort(x: SlotInputs, document: jax.Array, slots: int) -> _Order:
