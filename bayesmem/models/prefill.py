@@ -24,8 +24,9 @@ def prefill(
 ) -> LMState:
     """Lets the model read rows of tokens.
 
-    The padding is on the left. The first chunk is the smallest power of two that holds what whole
-    chunks leave of the longest row, so that a few compiled programs read rows of all lengths.
+    The padding is on the left. Rows of more than a chunk are read in whole chunks, by one program,
+    which takes as long for a few more tokens but not as long to compile; shorter ones at once, in
+    the smallest power of two that holds the longest.
 
     Args:
       model: a language model, unbound.
@@ -39,15 +40,14 @@ def prefill(
     """
     longest = max(map(len, rows))
     chunk_size = min([chunk_size, *(room for _, room, _ in _caches(state))])
-    first = longest % chunk_size
-    first = min(1 << (first - 1).bit_length(), chunk_size) if first else 0
-    total = first + longest // chunk_size * chunk_size
+    if 0 < longest < chunk_size:
+        chunk_size = min(1 << (longest - 1).bit_length(), chunk_size)
+    total = -(-longest // chunk_size) * chunk_size
     tokens, ids = np.zeros((len(rows), total), np.int32), np.full((len(rows), total), -1, np.int32)
     for number, row in enumerate(rows):
         tokens[number, total - len(row) :], ids[number, total - len(row) :] = row, 0
-    edges = [*([0] if first else []), *range(first, total + 1, chunk_size)]
-    for begin, end in zip(edges[:-1], edges[1:], strict=True):
-        part = slice(begin, end)
+    for begin in range(0, total, chunk_size):
+        part = slice(begin, begin + chunk_size)
         state = _read(model, params, state, tokens[:, part], ids[:, part])
     return state
 

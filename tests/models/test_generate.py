@@ -16,7 +16,7 @@ from bayesmem.models.generate import (
     generate,
     start,
 )
-from bayesmem.models.prefill import prefill
+from bayesmem.models.prefill import _read, prefill
 from bayesmem.models.sampling import GREEDY, Sampling, row_keys
 from tests.models.cases import MODELS, VOCAB, close, config, parameters
 
@@ -134,6 +134,13 @@ def test_prefill_in_chunks_of_any_size_is_one_pass(chunk_size):
                     {"params": params(name)}, tokens[None].astype(np.int32), wanted
                 )
             jax.tree.map(close, jax.tree.map(lambda leaf, r=row: leaf[r : r + 1], state), wanted)
+
+
+def test_rows_of_more_than_a_chunk_share_a_program():
+    before = _read._cache_size()
+    for size in (17, 18, 30, 33):
+        prefill(model(), params(), model().init_state(5), [np.zeros(size, int)] * 5, chunk_size=16)
+    assert _read._cache_size() == before + 1
 
 
 def test_a_row_is_what_its_own_key_and_prompt_make():
