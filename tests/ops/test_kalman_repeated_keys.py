@@ -38,7 +38,7 @@ def order(request):
     jax.clear_caches()
 
 
-def repeated(dim, obs_var, process_var, steps=1024, count=3, length=1.0):
+def repeated(dim, obs_var, process_var, steps=512, count=3, length=1.0):
     """Returns a case, float32: every key is one of `count`, of the length `length`."""
     rng = np.random.default_rng(0)
     shape = 2, steps, 2
@@ -98,7 +98,7 @@ def test_long_keys(order):
 
 
 def test_what_is_put_back_cannot_be_seen_where_nothing_was_lost(order):
-    case = repeated(16, 0.1, 0.0, steps=4096, count=8)
+    case = repeated(16, 0.1, 0.0, steps=1024, count=8)
     _, var, _, cov = jax.jit(predict, static_argnums=1)(case, order, 1.0)
     exact = oracles.kalman(**{name: np.asarray(x, np.float64) for name, x in case.items()})
     scale = np.abs(exact[3]).max()
