@@ -23,8 +23,9 @@ _MIXERS = flags.DEFINE_list("mixers", list(common.MIXERS), "Models, hybrids with
 _MODES = flags.DEFINE_list("modes", list(MODES), "What to time.")
 _CONTEXTS = flags.DEFINE_multi_integer("contexts", [1_024, 32_768], "Tokens read before decoding.")
 _BATCHES = flags.DEFINE_multi_integer("batches", [1], "Rows decoded together.")
-_BATCH_SIZE = flags.DEFINE_integer("batch_size", None, "Rows a step of training; default: config.")
-_SEQ_LEN = flags.DEFINE_integer("seq_len", None, "Tokens a row of training; default: config.")
+# Those left out are the config's.
+_BATCH_SIZE = flags.DEFINE_integer("batch_size", None, "Rows a training step.", lower_bound=1)
+_SEQ_LEN = flags.DEFINE_integer("seq_len", None, "Tokens a training row.", lower_bound=1)
 _REMAT = flags.DEFINE_bool("remat", None, "Compute blocks again in training; default: config.")
 _REPEATS = flags.DEFINE_integer("repeats", 10, "Timed calls of each program.")
 _PEERS = flags.DEFINE_multi_enum("peers", [], ["fla"], "Other libraries to time too.")
@@ -44,6 +45,9 @@ def main(argv: list[str]) -> None:
         require()
     if not _MIXERS.value:
         raise ValueError("--mixers: found none, wanted one at least")
+    for mixer in _MIXERS.value:
+        if not set(mixer.split("+")) <= set(common.MIXERS):
+            raise ValueError(f"--mixers: found {mixer!r}, wanted of {', '.join(common.MIXERS)}")
     options = ModelOptions(
         tuple(_MODES.value), tuple(_CONTEXTS.value), tuple(_BATCHES.value), _REPEATS.value
     )

@@ -36,6 +36,8 @@ def main(argv: list[str]) -> None:
     absl_logging.set_verbosity(absl_logging.WARNING)
     logging.getLogger("bayesmem").setLevel(logging.INFO)
     if _ADOPT.value is not None:
+        if not Path(_ADOPT.value).is_file():
+            raise ValueError(f"--adopt: found no file at {_ADOPT.value!r}, wanted a sweep.json")
         taken = adopt(_CONFIG.value, _WORKDIR.value, Path(_ADOPT.value))
         print(f"{taken} runs taken from {_ADOPT.value}", file=sys.stderr)
     found = (collect if _COLLECT.value else sweep)(_CONFIG.value, _WORKDIR.value)

@@ -99,6 +99,7 @@ def _task(path: Path) -> tuple[str | None, dict[str, Any]]:
             return None, {}
         kept = {key: found[key] for key in ("step", "count", "result", "provenance")}
         kept["length"] = found["options"].get("length")
+        kept["items_of"] = {key: found.get(key) for key in ("options", "tokenizer", "file")}
         if items and "depth" in items[0]:
             kept["deciles"] = deciles(items)
     except (ValueError, TypeError, KeyError, AttributeError) as error:

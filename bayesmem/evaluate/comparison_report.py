@@ -95,7 +95,7 @@ def layer_table(found: Comparison) -> str:
 
 
 def task_table(found: Comparison) -> str:
-    """A row a task, a column a run; beside it the difference from the baseline on as many items."""
+    """A row a task, a column a run; beside it the difference from a baseline with its items."""
     labels, baseline = list(found["runs"]), found["baseline"]
     rows = []
     for task, by_run in found["tasks"].items():
@@ -112,12 +112,17 @@ def task_table(found: Comparison) -> str:
         same = {
             label
             for label, result in by_run.items()
-            if base is not None and result["count"] == by_run[str(baseline)]["count"]
+            if base is not None and _items(result) == _items(by_run[str(baseline)])
         }
         beside = {label: base for label in same - {baseline}}
         cells = [_cell(measure, values.get(x), beside.get(x)) for x in labels]
         rows.append((f"`{task}`", measure, "/".join(map(str, counts)), *cells))
     return table(("task", "measure", "items", *labels), rows)
+
+
+def _items(result: Mapping[str, Any]) -> tuple[Any, ...]:
+    """What tells the items of a result from those of another; earlier files have their count."""
+    return result["count"], result.get("items_of")
 
 
 def nothing_found(by_run: Mapping[str, Any]) -> bool:

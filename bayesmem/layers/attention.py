@@ -15,6 +15,7 @@ from bayesmem.layers.options import (
     HeadLayout,
     default_head_dim,
     require_choice,
+    require_number,
     require_positive,
 )
 from bayesmem.layers.rotary import document_positions, next_position, rotate
@@ -73,6 +74,14 @@ class Attention(nn.Module):
         """Checks the sizes."""
         super().__post_init__()
         require_positive(max_length=self.max_length)
+        if self.num_kv_heads is not None:
+            require_positive(num_kv_heads=self.num_kv_heads, num_heads=self.num_heads)
+            if self.num_heads % self.num_kv_heads:
+                raise ValueError(
+                    f"num_kv_heads: found {self.num_kv_heads}, wanted a divisor of the "
+                    f"{self.num_heads} heads"
+                )
+        require_number("rope_theta", self.rope_theta, 1.0, 1e12)
         require_choice("implementation", self.implementation, IMPLEMENTATIONS)
         _ = self.layout
         if self.implementation == "cudnn" and (reason := self._unfused):

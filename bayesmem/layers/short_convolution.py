@@ -10,6 +10,7 @@ from jaxtyping import Array, Float, Int
 from bayesmem.array_types import SegmentIds
 from bayesmem.layers.interface import mask_padding
 from bayesmem.layers.linear import parameter
+from bayesmem.layers.options import ACTIVATIONS, require_choice, require_positive
 from bayesmem.ops.segments import document_starts, valid_steps
 
 Channels = Float[Array, "B T C"]
@@ -31,6 +32,12 @@ class ShortConvolution(nn.Module):
     size: int = 4
     bias: bool = False
     activation: str = "identity"
+
+    def __post_init__(self):
+        """Checks the options."""
+        super().__post_init__()
+        require_positive(size=self.size)
+        require_choice("activation", self.activation, ACTIVATIONS)
 
     @nn.compact
     def __call__(

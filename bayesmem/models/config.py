@@ -34,7 +34,8 @@ class ModelConfig:
       norm_eps: epsilon of the block's and the final RMSNorm.
       remat: whether the backward pass makes each block's activations again.
       remat_saves: what of a block is kept all the same: "nothing", "projections" (products with
-        parameters) or "products" (those of the memories too).
+        parameters) or "products" (those of the memories too, and the scores of softmax attention,
+        which grow with the square of the length).
       scan_layers: whether the blocks are one program, run for every turn of the mixers over stacked
         parameters: deep models compile in the time of one turn. `num_layers` is then a multiple of
         the number of mixers, and parameters are named `layers/block_N`.

@@ -11,6 +11,7 @@ import numpy as np
 
 from bayesmem.array_types import SegmentIds, Tokens
 from bayesmem.layers.attention import KVCache
+from bayesmem.layers.options import require_positive
 from bayesmem.models.language_model import LanguageModel, LMState
 
 CHUNK = 512
@@ -37,7 +38,13 @@ def prefill(
 
     Returns:
       The state after the last token of each row.
+
+    Raises:
+      ValueError: there are no rows, or chunk_size is below 1.
     """
+    if not rows:
+        raise ValueError("rows: found none, wanted at least one")
+    require_positive(chunk_size=chunk_size)
     longest = max(map(len, rows))
     chunk_size = min([chunk_size, *(room for _, room, _ in _caches(state))])
     if 0 < longest < chunk_size:

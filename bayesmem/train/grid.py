@@ -203,11 +203,18 @@ def runs_of(result: Mapping[str, Any]) -> list[Run]:
 
 
 def within(results: Sequence[Mapping[str, Any]], runs: Iterable[Run]) -> list[dict[str, Any]]:
-    """Returns results of these runs alone: an earlier grid may have had others."""
+    """Returns results of these runs alone, each run's first one.
+
+    An earlier grid may have had others, and two processes of different grids may both have trained
+    a run.
+    """
     wanted, found = set(runs), []
     for result in results:
-        pairs = zip(runs_of(result), result["runs"], strict=True)
-        kept = [own for run, own in pairs if run in wanted]
+        kept = []
+        for run, own in zip(runs_of(result), result["runs"], strict=True):
+            if run in wanted:
+                wanted.discard(run)
+                kept.append(own)
         found += [dict(result) | {"runs": kept}] if kept else []
     return found
 

@@ -74,7 +74,8 @@ def sweep(config: Mapping[str, Any], workdir: str | Path) -> dict[str, Any]:
 
     Returns:
       `done`, how many runs have results; `left`; `failed`, groups for which memory was too small;
-      and `stopped`, the name of a signal or None.
+      `elsewhere`, groups that another process is training; and `stopped`, the name of a signal or
+      None.
 
     Raises:
       ValueError: a bad config, or the workdir is another sweep's.
@@ -86,7 +87,7 @@ def sweep(config: Mapping[str, Any], workdir: str | Path) -> dict[str, Any]:
     begun = begun_groups(workdir / CHECKPOINTS)
     left = groups_left(grid, done_runs(read_results(workdir)), begun)
     interval = 0.2 if sys.stderr.isatty() else 30.0
-    total, failed = len(left) * settings.train.steps, list[str]()
+    total, failed, elsewhere = len(left) * settings.train.steps, list[str](), list[str]()
     with StopSignal() as stop, tqdm(total=total, unit="step", mininterval=interval) as bar:
         for group in left:
             if stop.received is not None:
@@ -102,6 +103,7 @@ def sweep(config: Mapping[str, Any], workdir: str | Path) -> dict[str, Any]:
                         write_json(path, result)
             except BlockingIOError as error:
                 logger.warning("%s is left out: %s", group.name, error)
+                elsewhere.append(group.name)
                 continue
             except jax.errors.JaxRuntimeError as error:
                 if "RESOURCE_EXHAUSTED" not in str(error):
@@ -110,7 +112,8 @@ def sweep(config: Mapping[str, Any], workdir: str | Path) -> dict[str, Any]:
                 failed.append(group.name)
                 continue
     stopped = stop.name if stop.received is not None else None
-    return _write_all(config, grid, workdir) | {"failed": failed, "stopped": stopped}
+    ended = {"failed": failed, "elsewhere": elsewhere, "stopped": stopped}
+    return _write_all(config, grid, workdir) | ended
 
 
 def collect(config: Mapping[str, Any], workdir: str | Path) -> dict[str, int]:

@@ -105,6 +105,10 @@ def test_other_items_have_no_difference_and_needles_never_found_no_table(runs):
         write(run / "evaluations" / f"{name}@64.json", never)
     text = comparison_section("x", "y", compare_runs(runs, "teacher"), [])
     assert "| `ppl@128` | perplexity | 2/3 | 10.00 | 9.00 | 10.00 (+0.0%) |" in text
+    for other in ({"tokenizer": "another"}, {"file": "another"}, {"options": {"seed": 7}}):
+        write(folder / "ppl@128.json", task | other)
+        text = comparison_section("x", "y", compare_runs(runs, "teacher"), [])
+        assert "| `ppl@128` | perplexity | 2 | 10.00 | 9.00 | 10.00 (+0.0%) |" in text
     assert (
         "`niah_single_3@64` by the depth of the needle: 0 everywhere, of 3 prompts a run." in text
     )

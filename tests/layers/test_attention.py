@@ -93,6 +93,20 @@ def test_retnet_without_rotation_uses_no_positions():
 
 
 @pytest.mark.skipif(ON_GPU, reason="the kernel runs here")
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_kv_heads": 3}, "num_kv_heads: found 3, wanted a divisor of the 4 heads"),
+        ({"num_kv_heads": 0}, "num_kv_heads: found 0, wanted a whole number >= 1"),
+        ({"rope_theta": 0.0}, "rope_theta: found 0.0, wanted a finite number in"),
+        ({"rope_theta": "x"}, "rope_theta: found 'x', wanted a finite number in"),
+    ],
+)
+def test_bad_options_are_named(changes, message):
+    with pytest.raises(ValueError, match=message):
+        Attention(16, 4, **changes)
+
+
 def test_the_fused_kernel_is_refused_without_a_gpu():
     with pytest.raises(ValueError, match="implementation: found 'cudnn'.*needs a GPU"):
         Attention(width=16, num_heads=2, implementation="cudnn", dtype=jnp.bfloat16)

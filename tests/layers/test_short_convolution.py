@@ -66,3 +66,23 @@ def test_bfloat16_inputs_are_kept_exactly():
     y, window = ShortConvolution(4).apply(KERNEL, x)
     assert y.dtype == jnp.bfloat16 and window.dtype == jnp.float32
     np.testing.assert_array_equal(window[0, :, 0], [0, 1.5, 2.5])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"size": 0}, "size: found 0, wanted a whole number >= 1"),
+        ({"activation": "gelu"}, "activation: found 'gelu', wanted one of 'identity', 'silu'"),
+    ],
+)
+def test_bad_options_are_named(changes, message):
+    with pytest.raises(ValueError, match=message):
+        ShortConvolution(**changes)
+
+
+def test_activation_is_applied_before_the_result_is_rounded():
+    x = jnp.asarray([[[1.5], [-2.5], [0.3]]], jnp.bfloat16)
+    kernel = {"params": {"kernel": jnp.asarray([[0.7], [1.3]])}}
+    y, _ = ShortConvolution(2, activation="silu").apply(kernel, x)
+    wide, _ = ShortConvolution(2).apply(kernel, x.astype(jnp.float32))
+    np.testing.assert_array_equal(y, (wide / (1 + jnp.exp(-wide))).astype(jnp.bfloat16))

@@ -143,6 +143,15 @@ def test_rows_of_more_than_a_chunk_share_a_program():
     assert _read._cache_size() == before + 1
 
 
+@pytest.mark.parametrize(
+    ("rows", "chunk_size", "message"),
+    [([], 16, "rows: found none"), ([[1]], 0, "chunk_size: found 0"), ([[1]], 1.5, "chunk_size")],
+)
+def test_prefill_names_what_is_wrong(rows, chunk_size, message):
+    with pytest.raises(ValueError, match=message):
+        prefill(model(), params(), model().init_state(1), rows, chunk_size)
+
+
 def test_a_row_is_what_its_own_key_and_prompt_make():
     keys = row_keys(7, 3)
     call = functools.partial(

@@ -95,6 +95,8 @@ def test_a_sweep_leaves_out_what_another_process_trains(tmp_path, caplog):
     (group,) = groups_left(grid, (), {})
     with held(tmp_path, group.name):
         found = sweep(sweep_config(), tmp_path)
-    assert found == {"done": 0, "left": 4, "failed": [], "stopped": None}
+    assert found == {
+        "done": 0, "left": 4, "failed": [], "elsewhere": [group.name], "stopped": None,
+    }  # fmt: skip
     assert f"{group.name} is left out: workdir: found process" in caplog.text
     assert sweep(sweep_config(), tmp_path)["done"] == 4

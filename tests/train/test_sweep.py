@@ -12,7 +12,10 @@ from bayesmem.train import sweep as module
 from bayesmem.train.grid import Run, done_runs, read_results
 from bayesmem.train.sweep import ALL_RESULTS, collect, sweep
 from bayesmem.train.sweep_adoption import adopt
+from bayesmem.train.sweep_file import read_sweep
 from tests.train.toys import sweep_config
+
+DONE = {"done": 4, "left": 0, "failed": [], "elsewhere": [], "stopped": None}
 
 
 def stop_after(monkeypatch, checks):
@@ -29,7 +32,7 @@ def stop_after(monkeypatch, checks):
 
 
 def test_every_run_has_a_result(tmp_path):
-    assert sweep(sweep_config(), tmp_path) == {"done": 4, "left": 0, "failed": [], "stopped": None}
+    assert sweep(sweep_config(), tmp_path) == DONE
     (result,) = read_results(tmp_path)
     assert done_runs([result]) == [
         Run("linear_attention", 8, rate, seed) for rate in (1e-2, 1e-1) for seed in (0, 1)
@@ -51,7 +54,7 @@ def test_a_stopped_sweep_ends_where_it_would_have(tmp_path, monkeypatch):
         hours = itertools.count(0, 3600)
         patched.setattr(module.time, "monotonic", lambda: next(hours))
         found = sweep(sweep_config(), tmp_path / "stopped")
-    assert found == {"done": 0, "left": 4, "failed": [], "stopped": "SIGTERM"}
+    assert found == DONE | {"done": 0, "left": 4, "stopped": "SIGTERM"}
     assert sweep(sweep_config(), tmp_path / "stopped")["done"] == 4
     one, two = (read_results(tmp_path / name)[0] for name in ("through", "stopped"))
     assert one["runs"] == two["runs"]  # bit for bit, curves too
@@ -176,6 +179,25 @@ def test_parts_of_a_grid_in_one_workdir_are_collected(tmp_path, monkeypatch):
     found = json.loads((tmp_path / ALL_RESULTS).read_text())
     assert len(done_runs(found["results"])) == 4
     assert found["config"]["sweep"]["seeds"] == [0, 1, 2]
+
+
+def test_a_run_that_two_processes_have_trained_is_collected_once(tmp_path):
+    sweep(sweep_config(), tmp_path)
+    (first,) = (tmp_path / "results").glob("*.json")
+    part = json.loads(first.read_text())
+    part["runs"] = part["runs"][:1]  # as of another process with a smaller grid
+    first.with_name(f"{first.stem}x.json").write_text(json.dumps(part))
+    assert collect(sweep_config(), tmp_path) == {"done": 4, "left": 0}
+    assert len(done_runs(read_sweep(tmp_path / ALL_RESULTS)["results"])) == 4
+
+
+def test_what_another_process_trains_is_said(tmp_path, monkeypatch):
+    def held(workdir, part):
+        raise BlockingIOError("workdir: found process 1 at work")
+
+    monkeypatch.setattr(module, "sole_use", held)
+    found = sweep(sweep_config(), tmp_path)
+    assert found["done"] == 0 and found["left"] == 4 and len(found["elsewhere"]) == 1
 
 
 def test_nothing_is_collected_where_nothing_is(tmp_path):
