@@ -78,8 +78,8 @@ class Attention(nn.Module):
             require_positive(num_kv_heads=self.num_kv_heads, num_heads=self.num_heads)
             if self.num_heads % self.num_kv_heads:
                 raise ValueError(
-                    f"num_kv_heads: found {self.num_kv_heads}, wanted a divisor of the "
-                    f"{self.num_heads} heads"
+                    f"num_kv_heads: found {self.num_kv_heads}, wanted one that the "
+                    f"{self.num_heads} heads are a multiple of"
                 )
         require_number("rope_theta", self.rope_theta, 1.0, 1e12)
         require_choice("implementation", self.implementation, IMPLEMENTATIONS)

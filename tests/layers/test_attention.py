@@ -96,7 +96,7 @@ def test_retnet_without_rotation_uses_no_positions():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"num_kv_heads": 3}, "num_kv_heads: found 3, wanted a divisor of the 4 heads"),
+        ({"num_kv_heads": 3}, "num_kv_heads: found 3, wanted one that the 4 heads are a multiple"),
         ({"num_kv_heads": 0}, "num_kv_heads: found 0, wanted a whole number >= 1"),
         ({"rope_theta": 0.0}, "rope_theta: found 0.0, wanted a finite number in"),
         ({"rope_theta": "x"}, "rope_theta: found 'x', wanted a finite number in"),
