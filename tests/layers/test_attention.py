@@ -92,7 +92,6 @@ def test_retnet_without_rotation_uses_no_positions():
     assert state.position is None
 
 
-@pytest.mark.skipif(ON_GPU, reason="the kernel runs here")
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -107,6 +106,7 @@ def test_bad_options_are_named(changes, message):
         Attention(16, 4, **changes)
 
 
+@pytest.mark.skipif(ON_GPU, reason="the kernel runs here")
 def test_the_fused_kernel_is_refused_without_a_gpu():
     with pytest.raises(ValueError, match="implementation: found 'cudnn'.*needs a GPU"):
         Attention(width=16, num_heads=2, implementation="cudnn", dtype=jnp.bfloat16)

@@ -191,15 +191,6 @@ def test_a_run_that_two_processes_have_trained_is_collected_once(tmp_path):
     assert len(done_runs(read_sweep(tmp_path / ALL_RESULTS)["results"])) == 4
 
 
-def test_what_another_process_trains_is_said(tmp_path, monkeypatch):
-    def held(workdir, part):
-        raise BlockingIOError("workdir: found process 1 at work")
-
-    monkeypatch.setattr(module, "sole_use", held)
-    found = sweep(sweep_config(), tmp_path)
-    assert found["done"] == 0 and found["left"] == 4 and len(found["elsewhere"]) == 1
-
-
 def test_nothing_is_collected_where_nothing_is(tmp_path):
     with pytest.raises(FileNotFoundError, match="wanted a training run"):
         collect(sweep_config(), tmp_path / "absent")
