@@ -12,7 +12,10 @@ from bayesmem.interop import load_fla
 from bayesmem.models import LanguageModel
 
 FOLDER = Path(__file__).parent / "fixtures"
-NAMES = tuple(sorted(json.loads((FOLDER / "provenance.json").read_text())))
+_MADE = json.loads((FOLDER / "provenance.json").read_text())
+NAMES = tuple(sorted(_MADE))
+REFERENCES = tuple((name, device) for name in NAMES for device in sorted(_MADE[name]))
+"""Fixtures with the device, cpu or gpu, on which fla ran."""
 
 
 @functools.cache
@@ -22,9 +25,9 @@ def imported(name):
 
 
 @functools.cache
-def reference(name):
+def reference(name, device="cpu"):
     """Tokens [B, T], fla's logits [B, T, V], and those of its last steps of decoding."""
-    with np.load(FOLDER / name / "reference.npz") as stored:
+    with np.load(FOLDER / name / f"reference_{device}.npz") as stored:
         return dict(stored)
 
 

@@ -3,10 +3,11 @@
     python tests/interop/make_fixture.py [--output=tests/interop/fixtures] [NAME ...]
 
 needs torch, transformers and flash-linear-attention, and nothing of this project. Each fixture is
-a checkpoint as `save_pretrained` writes it, and `reference.npz`: tokens [B, T], the float32 logits
-[B, T, V] of one call over all of them, and `decoded` [B, N, V], the logits of the last N tokens
-read one by one from the cache that a call over the others left. On a CPU fla's kernels run in
-Triton's interpreter; `provenance.json` says on what each fixture was made.
+a checkpoint as `save_pretrained` writes it, and `reference_cpu.npz` and `reference_gpu.npz`: tokens
+[B, T], the float32 logits [B, T, V] of one call over all of them, and `decoded` [B, N, V], the
+logits of the last N tokens read one by one from the cache that a call over the others left. On a
+CPU fla's kernels run in Triton's interpreter; `provenance.json` says on what each was made. A
+checkpoint that is there already is read and not made again: both references are of its weights.
 """
 
 import argparse
@@ -158,24 +159,33 @@ def reference(name: str, model, tokens) -> dict[str, np.ndarray]:
     return {key: value.cpu().numpy() for key, value in found.items()}
 
 
-def store(folder: Path, name: str, seed: int) -> dict[str, float]:
-    """Writes one fixture; returns how far its decoding is from its prefill."""
-    device = "cuda" if ON_GPU else "cpu"
-    model = make_model(name, seed)
-    model.save_pretrained(folder)
-    (folder / "generation_config.json").unlink(missing_ok=True)
+def store_weights(path: Path, name: str, model) -> None:
+    """Writes a model's checkpoint, with the file of its weights at `path`."""
+    model.save_pretrained(path.parent)
+    (path.parent / "generation_config.json").unlink(missing_ok=True)
     if name.endswith("bfloat16"):
-        path = folder / "model.safetensors"
         tensors = {
             key: value if key.endswith("A_log") else value.bfloat16()
             for key, value in safetensors.load_file(path).items()
         }
         safetensors.save_file(tensors, path, metadata={"format": "pt"})
-    (folder / "model.safetensors").chmod(0o644)
+    path.chmod(0o644)
+
+
+def store(folder: Path, name: str, seed: int) -> dict[str, float]:
+    """Writes one fixture; returns how far its decoding is from its prefill."""
+    device = "cuda" if ON_GPU else "cpu"
+    model, path = make_model(name, seed), folder / "model.safetensors"
+    if path.is_file():
+        found = model.load_state_dict(safetensors.load_file(path), strict=False)
+        if found.unexpected_keys:
+            raise ValueError(f"{path}: found {found.unexpected_keys}, wanted what {name} has")
+    else:
+        store_weights(path, name, model)
     generator = torch.Generator().manual_seed(seed)
     tokens = torch.randint(0, VOCAB, (ROWS, TOKENS), generator=generator)
     arrays = reference(name, model.to(device), tokens.to(device))
-    np.savez_compressed(folder / "reference.npz", **arrays)
+    np.savez_compressed(folder / f"reference_{'gpu' if ON_GPU else 'cpu'}.npz", **arrays)
     gap = np.abs(arrays["decoded"] - arrays["logits"][:, -DECODED:]).max()
     return {"largest_logit": float(np.abs(arrays["logits"]).max()), "decode_gap": float(gap)}
 
@@ -198,15 +208,15 @@ def main() -> None:
         ops = "fla's Triton kernels" + ("" if ON_GPU else ", interpreted")
         if name.startswith("mamba2"):
             ops = "fla's own torch code of Mamba-2 between " + ops
-        provenance[name] = {
+        made = provenance.setdefault(name, {})["gpu" if ON_GPU else "cpu"] = {
             "device": torch.cuda.get_device_name(0) if ON_GPU else "CPU",
             "versions": {key: module.__version__ for key, module in versions.items()},
             "ops": ops,
             "prefill": "token by token" if name in READ_ONE_BY_ONE else "one call",
             **measured,
         }
-        print(name, provenance[name], flush=True)
-    path.write_text(json.dumps(provenance, indent=1) + "\n")
+        print(name, made, flush=True)
+        path.write_text(json.dumps(provenance, indent=1) + "\n")
 
 
 if __name__ == "__main__":
