@@ -13,7 +13,7 @@ each_reference = pytest.mark.parametrize("name, device", REFERENCES)
 def close(found, wanted, device):
     """To 1e-4, and to what 64 steps of float32 arithmetic may differ by.
 
-    On a GPU fla's exponentials are approximate, and one unit in the last place of every weight moves
+    On a GPU fla's exponentials are approximate, and a unit in the last place of every weight moves
     the logits of `gated_deltanet` by up to 4e-5 (its prefill is 1.04e-4 from ours, the others' less
     than 1e-4): there it is 1e-4 of the largest logit alone.
     """
