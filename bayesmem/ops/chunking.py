@@ -5,12 +5,23 @@ the tokens it spans, never a difference of two long cumulative sums and never ex
 decays of any strength neither overflow nor lose digits.
 """
 
+import functools
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 
-from bayesmem.ops.linalg import join_lower, matmul, transpose
+from bayesmem.ops.linalg import INVERSE, join_lower, matmul, transpose
+
+ENTRIES = "chunk_entries"
+"""Name of the memories at chunk entries, for the policies of `jax.checkpoint`."""
+
+keep_entries = functools.partial(
+    jax.checkpoint, policy=jax.checkpoint_policies.save_only_these_names(ENTRIES, INVERSE)
+)
+"""A chunk form of which the backward pass keeps the inputs, and what goes chunk after chunk or
+half after half: the memories at entries and the inverses. All else are products, made again."""
 
 LOG_DECAY_FLOOR = -100.0
 """Log decays are clamped here: exp(-100) is below the smallest float32, so it forgets all."""
@@ -150,6 +161,7 @@ def _diagonal_products(x: jax.Array, y: jax.Array, log_decay: jax.Array) -> jax.
     return products.reshape(*lead, size, size)[..., :length, :length]
 
 
+@jax.custom_jvp
 def pass_state(
     memory: jax.Array,
     total: jax.Array,
@@ -181,3 +193,28 @@ def pass_state(
     chunks = total, keys if erasures is not None else None, writes, erasures
     memory, entries = jax.lax.scan(step, memory, chunks)
     return entries, memory
+
+
+@pass_state.defjvp
+def _pass_state_jvp(primals, tangents):
+    """What enters changes by a linear recurrence; the rest are products of all chunks at once."""
+    _, total, keys, writes, erasures = primals
+    entries, last = pass_state(*primals)
+    entries = checkpoint_name(entries, ENTRIES)
+
+    def passed_on(total, keys, writes, erasures):
+        if erasures is not None:
+            writes = writes - matmul(erasures, entries)
+        return total[..., None] * entries + matmul(transpose(keys), writes)
+
+    _, change = jax.jvp(passed_on, (total, keys, writes, erasures), tangents[1:])
+
+    def step(d_memory, chunk):
+        total, keys, erasures, change = chunk
+        if erasures is not None:
+            change = change - matmul(transpose(keys), matmul(erasures, d_memory))
+        return total[..., None] * d_memory + change, d_memory
+
+    chunks = total, keys if erasures is not None else None, erasures, change
+    d_last, d_entries = jax.lax.scan(step, tangents[0], chunks)
+    return (entries, last), (d_entries, d_last)

@@ -8,6 +8,7 @@ import functools
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 
 PRECISION = jax.lax.Precision.HIGHEST
 """Products of states, covariances and Gram matrices: float32 on every device, never tf32."""
@@ -17,6 +18,9 @@ SPLIT = jax.lax.DotAlgorithmPreset.BF16_BF16_F32_X6
 products the six that a float32 can see are summed in float32."""
 
 _SPLIT_FROM = 16  # smallest side that XLA gives to tensor cores and not to a loop in bfloat16
+
+INVERSE = "unit_lower_inverse"
+"""Name of what `inverse_unit_lower` returns, for the policies of `jax.checkpoint`."""
 
 einsum = functools.partial(jnp.einsum, precision=PRECISION)
 
@@ -247,5 +251,5 @@ def inverse_unit_lower(strict_lower: jax.Array) -> jax.Array:
 @inverse_unit_lower.defjvp
 def _inverse_unit_lower_jvp(primals, tangents):
     (strict_lower,), (d_strict_lower,) = primals, tangents
-    inverse = inverse_unit_lower(strict_lower)
+    inverse = checkpoint_name(inverse_unit_lower(strict_lower), INVERSE)
     return inverse, -matmul(matmul(inverse, jnp.tril(d_strict_lower, -1)), inverse)

@@ -9,6 +9,7 @@ from bayesmem.ops.additive.types import AdditiveInputs
 from bayesmem.ops.linalg import matmul
 
 
+@functools.partial(chunking.keep_entries, static_argnums=1)
 def chunked(inputs: AdditiveInputs, chunk_size: int) -> tuple[jax.Array, jax.Array]:
     """Y = qt M + lower(q_i^T A_{i:j+1} k_j) V and M' = Phi_L M + K_end^T V for each chunk.
 

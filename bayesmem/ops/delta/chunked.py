@@ -10,6 +10,7 @@ from bayesmem.ops.delta.types import DeltaInputs
 from bayesmem.ops.linalg import inverse_unit_lower, matmul
 
 
+@functools.partial(chunking.keep_entries, static_argnums=1)
 def chunked(inputs: DeltaInputs, chunk_size: int) -> tuple[jax.Array, jax.Array]:
     """Solves all corrections of a chunk at once.
 
