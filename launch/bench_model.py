@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 from absl import app, flags, logging
+from ml_collections import ConfigDict
 
 from bayesmem.evaluate.model_peers import bench_peer, require
 from bayesmem.evaluate.model_speed import MODES, ModelOptions, bench_model
@@ -37,40 +38,41 @@ def main(argv: list[str]) -> None:
     if len(argv) > 1:
         raise app.UsageError(f"found arguments {argv[1:]}, wanted flags only")
     logging.set_verbosity(logging.WARNING)
-    output = Path(_OUTPUT.value) if _OUTPUT.value else None
-    if output is not None and output.exists():
-        raise FileExistsError(f"--output: {output} exists already and is left as it is")
-    if _PEERS.value:
-        os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-        require()
-    if not _MIXERS.value:
-        raise ValueError("--mixers: found none, wanted one at least")
-    for mixer in _MIXERS.value:
+    for mixer in _MIXERS.value or [""]:
         if not set(mixer.split("+")) <= set(common.MIXERS):
             raise ValueError(f"--mixers: found {mixer!r}, wanted of {', '.join(common.MIXERS)}")
     options = ModelOptions(
         tuple(_MODES.value), tuple(_CONTEXTS.value), tuple(_BATCHES.value), _REPEATS.value
     )
+    output = Path(_OUTPUT.value) if _OUTPUT.value else None
     if output is not None:  # what cannot be written is known before anything is timed
+        if output.exists():
+            raise FileExistsError(f"--output: {output} exists already and is left as it is")
         output.parent.mkdir(parents=True, exist_ok=True)
+    if _PEERS.value:
+        os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+        require()
+    configs = [_config(mixer) for mixer in _MIXERS.value]
+    # Peers first: XLA gives no memory back that it once had.
+    timed = (*(bench_peer for _ in _PEERS.value), bench_model)
     found = {"size": _SIZE.value, **provenance(), "rows": []}
-    for mixer in _MIXERS.value:
-        config = pretrain.get_config(f"{_SIZE.value},{mixer}").unlock()
-        config.train.batch_size = _BATCH_SIZE.value or config.train.batch_size
-        config.train.grad_accumulation = 1 if _BATCH_SIZE.value else config.train.grad_accumulation
-        config.model.remat = config.model.remat if _REMAT.value is None else _REMAT.value
-        config.data.seq_len = _SEQ_LEN.value or config.data.seq_len
-        timed = [bench_model, *(bench_peer for _ in _PEERS.value)]
-        for row in (row for bench in timed for row in bench(config, options)):
-            found["rows"].append(row)
-            print(" ".join(f"{k}={_short(v)}" for k, v in row.items()), file=sys.stderr)
-            if output is not None:
-                output.write_text(json.dumps(found, indent=1) + "\n")
+    for row in (row for bench in timed for config in configs for row in bench(config, options)):
+        found["rows"].append(row)
+        values = (f"{v:.4g}" if isinstance(v, float) else v for v in row.values())
+        print(" ".join(f"{k}={v}" for k, v in zip(row, values, strict=True)), file=sys.stderr)
+        if output is not None:
+            output.write_text(json.dumps(found, indent=1) + "\n")
     print(json.dumps(found["rows"], indent=1))
 
 
-def _short(value: object) -> object:
-    return f"{value:.4g}" if isinstance(value, float) else value
+def _config(mixer: str) -> ConfigDict:
+    """The configuration of a model, with the rows and the length that flags give."""
+    config = pretrain.get_config(f"{_SIZE.value},{mixer}").unlock()
+    given = {"data.seq_len": _SEQ_LEN.value, "model.remat": _REMAT.value}
+    if _BATCH_SIZE.value:
+        given |= {"train.batch_size": _BATCH_SIZE.value, "train.grad_accumulation": 1}
+    config.update_from_flattened_dict({k: v for k, v in given.items() if v is not None})
+    return config
 
 
 if __name__ == "__main__":

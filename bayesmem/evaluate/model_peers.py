@@ -8,6 +8,7 @@ its own cache.
 from __future__ import annotations
 
 import functools
+import gc
 import importlib
 import importlib.util
 from collections.abc import Iterator, Mapping
@@ -63,7 +64,17 @@ def bench_peer(config: Mapping[str, Any], options: ModelOptions) -> Iterator[dic
         error = f"{needed} is not installed"
         yield from (row | {"mode": mode, "batch": None, "error": error} for mode in options.modes)
         return
-    model = _model(name, model_config)
+    try:
+        yield from _rows(_model(name, model_config), name, config, options)
+    finally:  # what PyTorch keeps for itself, the next model could not have
+        gc.collect()
+        _import("torch").cuda.empty_cache()
+
+
+def _rows(
+    model: Any, name: str, config: Mapping[str, Any], options: ModelOptions
+) -> Iterator[dict[str, Any]]:
+    """The rows of one model, which nothing else holds."""
     count = sum(x.numel() for x in {id(p): p for p in model.parameters()}.values())
     row = {"model": name, "implementation": "fla", "parameters": count}
     if "train" in options.modes:
