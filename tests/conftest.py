@@ -18,9 +18,9 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 # Threads of XLA's CPU client, by default one a core. The interpreter of kernels takes one for each
 # warpgroup of a cluster, and there they wait for each other: with too few of them, forever.
 os.environ.setdefault("NPROC", "16")
-# Tests compile much and compute little: LLVM's costly passes would only cost time. A program that is
-# compiled in parts takes a sixth more of it, and no core is free for them; without fusion emitters
-# one compiles four times faster. Newer versions abort on that last flag.
+# Tests compile much and compute little: LLVM's costly passes would only cost time. A program in
+# several parts takes a sixth more of it, and no core is free for them; without fusion emitters one
+# compiles four times faster. Newer versions abort on that last flag.
 _FLAGS = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 _FLAGS += " --xla_cpu_parallel_codegen_split_count=1"
 if importlib.metadata.version("jaxlib").startswith("0.10."):
