@@ -25,6 +25,10 @@ BOOKKEEPING = frozenset(
 """Keys of every model type that change nothing of the logits."""
 
 
+LARGEST = 2**31 - 1
+"""Of a size: what an index of 32 bits can count."""
+
+
 class Key(NamedTuple):
     """What a key may be.
 
@@ -40,16 +44,15 @@ class Key(NamedTuple):
 
 
 def count(default: int | None) -> Key:
-    """A whole number >= 1; null too where null is the default."""
+    """A whole number >= 1 that fits 32 bits; null too where null is the default."""
     null = default is None
-    return Key(
-        default,
-        "a whole number >= 1" + " or null" * null,
-        lambda value: (
-            (null and value is None)
-            or (isinstance(value, int) and not isinstance(value, bool) and value >= 1)
-        ),
-    )
+
+    def fits(value: Any) -> bool:
+        if value is None:
+            return null
+        return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= LARGEST
+
+    return Key(default, f"a whole number >= 1 and <= {LARGEST:,}" + " or null" * null, fits)
 
 
 def number(default: float) -> Key:

@@ -26,6 +26,7 @@ def config_of(name, **changes):
         ("gla", {"clamp_min": -1.0}, ["clamp_min", "-1.0", "null"]),
         ("gla", {"elementwise_affine": False}, ["elementwise_affine", "False", "true"]),
         ("gla", {"expand_k": 0.3}, ["expand_k", "24", "0.3", "whole number"]),
+        ("gla", {"vocab_size": 2**40}, ["vocab_size", str(2**40), "whole number"]),
         ("gla", {"hidden_size": "24"}, ["hidden_size", "'24'", "whole number"]),
         ("gla", {"num_heads": 0}, ["num_heads", "0", ">= 1"]),
         ("gla", {"norm_eps": 0}, ["norm_eps", "0", "> 0"]),
