@@ -139,7 +139,7 @@ def test_a_key_is_a_batch_in_and_out_of_jit_vmap_and_scan():
 
 
 def test_double_precision_changes_no_dtype(x64):
-    batch = sample_collision(TASK, jax.random.key(0), 2)
+    batch = jax.jit(sample_collision, static_argnums=(0, 2))(TASK, jax.random.key(0), 2)
     assert [str(array.dtype) for array in batch] == ["float32"] * 2 + ["int32"] * 4
     assert jnp.asarray(1.0).dtype == jnp.float64
 

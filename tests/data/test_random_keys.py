@@ -91,7 +91,7 @@ def test_a_key_is_a_batch_in_and_out_of_jit_vmap_and_scan():
 
 
 def test_double_precision_changes_no_dtype(x64):
-    batch = sample_random_keys(TASK, jax.random.key(0), 2)
+    batch = jax.jit(sample_random_keys, static_argnums=(0, 2))(TASK, jax.random.key(0), 2)
     assert [str(array.dtype) for array in batch] == ["float32"] * 2 + ["int32"] * 4
 
 

@@ -91,8 +91,8 @@ def test_the_model_that_comes_back_computes_the_same(tmp_path):
     save_fla(tmp_path / "out", config, params)
     again = load_fla(tmp_path / "out")
     tokens = jnp.arange(20)[None] % config.vocab_size
-    wanted, _ = LanguageModel(config).apply({"params": params}, tokens)
-    found, _ = LanguageModel(again.config).apply({"params": again.params}, tokens)
+    wanted, _ = jax.jit(LanguageModel(config).apply)({"params": params}, tokens)
+    found, _ = jax.jit(LanguageModel(again.config).apply)({"params": again.params}, tokens)
     np.testing.assert_array_equal(found, wanted)
 
 
@@ -147,7 +147,7 @@ def test_layers_of_one_mixer_may_have_labels(tmp_path):
     same = {name: {"num_heads": 2} for name in names}
     config = ModelConfig(**BASE | {"mixers": names, "mixer_options": same})
     tokens = jnp.zeros((1, 1), jnp.int32)
-    params = LanguageModel(config).init(jax.random.key(0), tokens)["params"]
+    params = jax.jit(LanguageModel(config).init)(jax.random.key(0), tokens)["params"]
     save_fla(tmp_path / "out", config, params)  # boxed parameters too
     assert load_fla(tmp_path / "out").config.mixers == ("gla",)
     other = same | {"gla/b": {"num_heads": 2, "expand_k": 0.5}}

@@ -119,7 +119,8 @@ def test_float32_stays_finite_and_close(kind):
 
 def test_chunk_length_does_not_matter(x64):
     inputs = prepared(case_of("scalar"))
-    first, second = (plain(inputs, Config(length=n, kernel=False)) for n in (8, 64))
+    run = jax.jit(plain, static_argnums=1)
+    first, second = (run(inputs, Config(length=n, kernel=False)) for n in (8, 64))
     for one, other in zip(first, second, strict=True):
         assert_close(one, other, np.float64)
 

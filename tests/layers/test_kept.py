@@ -25,12 +25,17 @@ def kept(function, *args):
     return sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
 
 
+def shapes(init, *args):
+    """Shapes of a module's parameters."""
+    return nn.meta.unbox(jax.eval_shape(init, jax.random.key(0), *args))
+
+
 def kept_a_token(module, *channels, **kwargs):
     """Bytes more that are kept of a row with one more token, parameters left out by that."""
 
     def of_length(steps):
         args = [jnp.zeros((1, steps, *shape), jnp.bfloat16) for shape in channels]
-        params = nn.meta.unbox(module.init(jax.random.key(0), *args, **kwargs))
+        params = shapes(lambda *args: module.init(*args, **kwargs), *args)
         return kept(lambda params, *args: module.apply(params, *args, **kwargs), params, *args)
 
     short, middle, long = of_length(64), of_length(128), of_length(192)
@@ -58,7 +63,7 @@ def test_convolution_of_documents_keeps_its_input():
     def of_length(steps):
         x, ids = jnp.zeros((1, steps, WIDTH), jnp.bfloat16), jnp.zeros((1, steps), jnp.int32)
         module = ShortConvolution(4)
-        params = nn.meta.unbox(module.init(jax.random.key(0), x, None, ids))
+        params = shapes(module.init, x, None, ids)
         return kept(lambda params, x: module.apply(params, x, None, ids), params, x)
 
     assert of_length(128) - of_length(64) <= 64 * (BF16 * WIDTH + 4)  # and the numbers of documents

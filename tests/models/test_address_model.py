@@ -131,10 +131,11 @@ def test_runs_of_several_parameters_at_once():
     runs = jax.tree.map(lambda leaf: jnp.stack([leaf, 0.5 * leaf]), params)
     keys = jax.random.split(jax.random.key(2), 2)
 
+    @jax.jit
     def run(params, key):
         return at_queries(model, params, sample_collision(TASK, key, 3))
 
-    found = jax.vmap(run)(runs, keys)
+    found = jax.jit(jax.vmap(run))(runs, keys)
     for i in range(2):
         close(found[i], run(jax.tree.map(lambda leaf, i=i: leaf[i], runs), keys[i]))
 

@@ -84,7 +84,7 @@ def test_a_layers_penalty_is_descended_and_not_reported():
         options = {"num_heads": 2, "digits": 2, "base": 3, "top_k": 2, "balance": weight}
         config = ModelConfig(VOCAB, 8, 2, ("ramnet",), {"ramnet": options})
         model = LanguageModel(config)
-        params = nn.meta.unbox(model.init(jax.random.key(0), batch["inputs"]))["params"]
+        params = nn.meta.unbox(jax.jit(model.init)(jax.random.key(0), batch["inputs"]))["params"]
         found[weight] = batch_objective(model, params, batch)
         assert_sums_equal(found[weight][1], batch_sums(model, params, batch))
     (without, sums), (penalised, same) = found[0.0], found[0.5]
