@@ -33,6 +33,8 @@ def main(argv: list[str]) -> None:
     if len(runs) < len(pairs):
         raise ValueError(f"--run: found {_RUN.value}, wanted different labels")
     output = Path(_OUTPUT.value)
+    if output.is_dir():
+        raise ValueError(f"--output: found a folder at {output}, wanted a file")
     if output.exists() and not _OVERWRITE.value:
         raise ValueError(f"--output: found a file at {output}, wanted a new one, or --overwrite")
     found = compare_runs(runs, _BASELINE.value)

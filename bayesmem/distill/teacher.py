@@ -50,7 +50,7 @@ def load_teacher(
       step: of the checkpoint, if it is there; else the newest usable one.
     """
     workdir = Path(settings.teacher)
-    own = read_config(workdir)
+    own = read_config(workdir, "config teacher")
     if "model" not in own or "data" not in own:
         raise ValueError(f"config teacher: found no run of one model in {workdir}; wanted one")
     task = own["data"]["task"]

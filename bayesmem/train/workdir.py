@@ -100,8 +100,12 @@ def make_workdir(workdir: Path) -> None:
         ) from error
 
 
-def read_config(workdir: Path) -> dict[str, Any]:
+def read_config(workdir: Path, argument: str = "workdir") -> dict[str, Any]:
     """Reads the config a run was started with; tuples come back as lists.
+
+    Args:
+      workdir: of the run.
+      argument: what the user has named it by, for the error.
 
     Raises:
       FileNotFoundError: the directory holds no run.
@@ -109,7 +113,9 @@ def read_config(workdir: Path) -> dict[str, Any]:
     """
     path = workdir / CONFIG
     if not path.is_file():
-        raise FileNotFoundError(f"workdir: found no {CONFIG} in {workdir}; wanted a training run")
+        raise FileNotFoundError(
+            f"{argument}: found no {CONFIG} in {workdir}; wanted a training run"
+        )
     try:
         return json.loads(path.read_text())
     except ValueError as error:

@@ -86,7 +86,7 @@ def other_task(teacher, folder):
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (["--config.teacher=nowhere"], "error: workdir: found no config.json in nowhere"),
+        (["--config.teacher=nowhere"], "error: config teacher: found no config.json in nowhere"),
         (["--config.teacher={mqar}"], "error: config teacher: found a run of data.task = 'mqar'"),
         (
             ["--config.teacher={teacher}", "--config.student.layers=(1,99)"],
