@@ -43,7 +43,7 @@ def compare_runs(workdirs: Mapping[str, Path], baseline: str | None = None) -> d
     """
     if baseline is not None and baseline not in workdirs:
         raise ValueError(f"baseline: found {baseline!r}, wanted one of {', '.join(workdirs)}")
-    runs = {label: _run(workdir) for label, workdir in workdirs.items()}
+    runs = {label: _run(label, workdir) for label, workdir in workdirs.items()}
     tasks: dict[str, dict[str, Any]] = {}
     for label, workdir in workdirs.items():
         for path in sorted((workdir / EVALUATIONS).glob("*.json")):
@@ -64,9 +64,9 @@ def deciles(items: Sequence[Mapping[str, Any]]) -> list[tuple[int, float | None]
     return found
 
 
-def _run(workdir: Path) -> dict[str, Any]:
+def _run(label: str, workdir: Path) -> dict[str, Any]:
     """What a run says of its training; an imported model has no rows."""
-    config = read_run(workdir)
+    config = read_run(workdir, f"run {label}")
     metrics, result = workdir / METRICS, workdir / RESULT
     rows = read_rows(metrics) if metrics.is_file() else []
     speeds = [row["tokens_per_second"] for row in rows if row.get("tokens_per_second")]

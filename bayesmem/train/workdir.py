@@ -124,22 +124,23 @@ def read_config(workdir: Path, argument: str = "workdir") -> dict[str, Any]:
         ) from error
 
 
-def read_run(workdir: Path) -> dict[str, Any]:
-    """Reads the config of a run of one model.
+def read_run(workdir: Path, argument: str = "workdir") -> dict[str, Any]:
+    """Reads the config of a run of one model; `argument` as of `read_config`.
 
     Raises:
       FileNotFoundError: the directory holds no run.
       ValueError: the file is not JSON, or is the config of a sweep or of a whole distillation.
     """
-    config = read_config(workdir)
+    config = read_config(workdir, argument)
     if missing := {"model", "data", "optimizer", "train"} - set(config):
         raise ValueError(
-            f"workdir: found no {', '.join(sorted(missing))} in the config of {workdir}; wanted a "
-            f"run of one model, such as a phase of a distillation"
+            f"{argument}: found no {', '.join(sorted(missing))} in the config of {workdir}; wanted "
+            f"a run of one model, such as a phase of a distillation"
         )
     if "sweep" in config:
         raise ValueError(
-            f"workdir: found a sweep in {workdir}, wanted a run of one model: a sweep tests its own"
+            f"{argument}: found a sweep in {workdir}, wanted a run of one model: a sweep tests its "
+            f"own"
         )
     return config
 

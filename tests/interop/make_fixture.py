@@ -178,8 +178,9 @@ def store(folder: Path, name: str, seed: int) -> dict[str, float]:
     model, path = make_model(name, seed), folder / "model.safetensors"
     if path.is_file():
         found = model.load_state_dict(safetensors.load_file(path), strict=False)
-        if found.unexpected_keys:
-            raise ValueError(f"{path}: found {found.unexpected_keys}, wanted what {name} has")
+        shared = {"lm_head.weight"} if model.config.tie_word_embeddings else set()
+        if found.unexpected_keys or set(found.missing_keys) - shared:
+            raise ValueError(f"{path}: found other tensors than {name} has: {found}")
     else:
         store_weights(path, name, model)
     generator = torch.Generator().manual_seed(seed)

@@ -7,21 +7,21 @@ import pytest
 from tests.interop.fixture_models import NAMES, REFERENCES, call, imported, reference
 from tests.tolerances import SCORE_LIMIT, assert_close
 
+ILL_CONDITIONED = ("gated_deltanet", "gpu")
+"""A unit in the last place of every weight moves its logits by up to 4e-5, and its prefill is
+1.04e-4 from ours: it alone, and there alone, is held to 1e-4 of the largest logit, which is 4.8."""
+
 each_reference = pytest.mark.parametrize("name, device", REFERENCES)
 
 
 def close(found, wanted, device):
-    """To 1e-4, and to what 64 steps of float32 arithmetic may differ by.
+    """To 1e-4; on a CPU also to what 64 steps of float32 arithmetic may differ by.
 
-    On a GPU fla's exponentials are approximate, and a unit in the last place of every weight moves
-    the logits of `gated_deltanet` by up to 4e-5 (its prefill is 1.04e-4 from ours, the others' less
-    than 1e-4): there it is 1e-4 of the largest logit alone.
+    fla's exponentials on a GPU are approximate, which is no float32 arithmetic.
     """
-    if device == "gpu":
-        np.testing.assert_allclose(found, wanted, rtol=0, atol=SCORE_LIMIT * np.abs(wanted).max())
-        return
     np.testing.assert_allclose(found, wanted, rtol=0, atol=SCORE_LIMIT)
-    assert_close(found, wanted, "float32", length=64)
+    if device == "cpu":
+        assert_close(found, wanted, "float32", length=64)
 
 
 @each_reference
@@ -30,7 +30,8 @@ def test_logits_of_a_whole_text_are_flas(name, device):
     assert all(leaf.dtype == np.float32 for leaf in jax.tree.leaves(params))
     stored = reference(name, device)
     found, _ = call(config)(params, stored["tokens"])
-    close(found, stored["logits"], device)
+    scale = np.abs(stored["logits"]).max() if (name, device) == ILL_CONDITIONED else 1.0
+    close(found / scale, stored["logits"] / scale, device)
 
 
 @each_reference
