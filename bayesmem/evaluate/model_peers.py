@@ -11,10 +11,11 @@ import functools
 import gc
 import importlib
 import importlib.util
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from bayesmem.evaluate.model_speed import DECODED, ModelOptions, Program, measured
+from bayesmem.evaluate.peers import lift_guard
 from bayesmem.models import ModelConfig
 
 CONFIGS = {
@@ -50,8 +51,8 @@ def bench_peer(config: Mapping[str, Any], options: ModelOptions) -> Iterator[dic
     """Times fla's model of the same mixer, width, depth, MLP and vocabulary.
 
     Arguments and rows are those of `model_speed.bench_model`; what fla does not have is left out,
-    and where a package is missing that fla needs there is a row of each mode with an `error`.
-    Errors are those of `require`.
+    and where a package is missing that fla needs there is a row of each mode with an `error`; so
+    is what fla itself raises. A `note` says what is doubtful of a row. Errors are of `require`.
     """
     model_config = ModelConfig.from_dict(config["model"])
     name = "+".join(model_config.mixers)
@@ -79,16 +80,26 @@ def _rows(
     row = {"model": name, "implementation": "fla", "parameters": count}
     if "train" in options.modes:
         batch, tokens = config["train"]["batch_size"], config["data"]["seq_len"]
-        found = measured(functools.partial(_training, model, config, batch, tokens), options)
+        note = lift_guard() if name == "gated_deltanet" else None
+        found = _measured(functools.partial(_training, model, config, batch, tokens), options)
+        found |= {"note": note} if note and "error" not in found else {}
         yield row | {"mode": "train", "batch": batch, "tokens": tokens} | found
         model.zero_grad(set_to_none=True)
     for batch in options.batches if "decode" in options.modes else ():
         for context in options.contexts:
-            found = measured(functools.partial(_decoding, model, batch, context), options)
+            found = _measured(functools.partial(_decoding, model, batch, context), options)
             yield row | {"mode": "decode", "batch": batch, "tokens": context} | found
     for context in options.contexts if "prefill" in options.modes else ():
-        found = measured(functools.partial(_prefill, model, context), options)
+        found = _measured(functools.partial(_prefill, model, context), options)
         yield row | {"mode": "prefill", "batch": 1, "tokens": context} | found
+
+
+def _measured(build: Callable[[], Program], options: ModelOptions) -> dict[str, Any]:
+    """`measured`, but what another library raises is a row and not the end of the run."""
+    try:
+        return measured(build, options)
+    except Exception as error:
+        return {"error": f"{type(error).__name__}: {str(error).splitlines()[0]}"}
 
 
 def _import(name: str) -> Any:

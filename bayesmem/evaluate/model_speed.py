@@ -20,6 +20,7 @@ from flax import linen as nn
 
 from bayesmem.evaluate.device_time import milliseconds
 from bayesmem.models import LanguageModel, LMState, ModelConfig, parameter_counts
+from bayesmem.models.cast_once import cast_once
 from bayesmem.models.context import state_at
 from bayesmem.train.objective import Scoring, next_token
 from bayesmem.train.optimizer import make_optimizer, make_schedule
@@ -183,12 +184,12 @@ def _prefill(model: Any, params: Any, batch: int, tokens: int) -> Program:
 
 def _decoding(model: Any, params: Any, batch: int, context: int) -> Program:
     def generate(params: Any, token: jax.Array, state: LMState) -> tuple[jax.Array, LMState]:
-        def step(carry: tuple[jax.Array, LMState], _: None) -> tuple[Any, None]:
-            token, state = carry
-            logits, state = model.apply(params, token[:, None], state)
-            return (jnp.argmax(logits[:, 0], axis=-1).astype(jnp.int32), state), None
+        def step(params: Any, carry: tuple[jax.Array, LMState]) -> tuple[jax.Array, LMState]:
+            logits, state = model.apply(params, carry[0][:, None], carry[1])
+            return jnp.argmax(logits[:, 0], axis=-1).astype(jnp.int32), state
 
-        return jax.lax.scan(step, (token, state), None, length=DECODED)[0]
+        cast = cast_once(lambda params: step(params, (token, state)), params)
+        return jax.lax.fori_loop(0, DECODED, lambda _, carry: step(cast, carry), (token, state))
 
     prompt = jnp.asarray(_tokens((batch, min(_PREFIX, context)), model.config.vocab_size))
     token, state = prompt[:, -1], state_at(model, params, prompt, context)

@@ -62,7 +62,13 @@ def _table(rows: Sequence[Row]) -> str:
         size = "-" if count is None else f"{count / 1e6:.0f}M"
         body.append((f"`{model}`", form, size, *cells))
     heads = [f"{mode} {batch} x {tokens:,}" for mode, batch, tokens in programs]
-    return table(("model", "implementation", "parameters", *heads), body)
+    notes = [
+        f"`{row['model']}`, {row['implementation']}, {row['mode']}: {row['note']}."
+        for row in rows
+        if row.get("note")
+    ]
+    found = table(("model", "implementation", "parameters", *heads), body)
+    return "\n\n".join([found, *notes])
 
 
 def _program(row: Row) -> _Program:

@@ -85,7 +85,7 @@ def build(row: dict[str, Any], case: Case, exact: Callable[[], Any] | None) -> R
     tensors = {key: _tensor(x).requires_grad_(backward) for key, x in case.inputs.items()}
     cotangent = _tensor(case.cotangent) if backward else None
     if backward and case.name == "delta_rule":
-        row["note"] = _lift_guard()
+        row["note"] = lift_guard()
     forward = _CALLS[case.name]
 
     def start():
@@ -142,7 +142,7 @@ def _array(tensor: Any) -> np.ndarray:
 
 
 @functools.cache
-def _lift_guard() -> str | None:
+def lift_guard() -> str | None:
     """Lifts fla's refusal of the gated backward pass, if it is in force; returns what to note."""
     module: Any = importlib.import_module("fla.ops.common.chunk_o")
     refused = module.IS_NVIDIA_HOPPER and module.TRITON_ABOVE_3_4_0

@@ -119,9 +119,11 @@ def _require_cover(
     what: str, parts: Sequence[tuple[str, tuple[int, int]]], sizes: Mapping[str, int]
 ) -> None:
     """Raises ValueError unless the parts of every name go from 0 to its size, without a gap."""
-    names = {name for name, _ in parts} | set(sizes)
-    for name in sorted(names):
-        own = sorted(part for part_name, part in parts if part_name == name)
+    ranges: dict[str, list[tuple[int, int]]] = {name: [] for name in sizes}
+    for name, part in parts:
+        ranges.setdefault(name, []).append(part)
+    for name in sorted(ranges):
+        own = sorted(ranges[name])
         bounds = [0, *(end for _, end in own)]
         if [start for start, _ in own] != bounds[:-1] or bounds[-1] != sizes.get(name):
             raise ValueError(

@@ -2,8 +2,7 @@
 
 Between two calls a row stands at its last token, which its model has not read yet: prefill reads
 all of a prompt but its last token, and every step of decoding reads one token and draws the next.
-So a prompt of one token needs no prefill, and what is generated can be continued, with further
-prompts or without, from the `Generation` alone.
+So a prompt of one token needs no prefill, and a `Generation` alone is what can be continued.
 """
 
 from __future__ import annotations
@@ -20,6 +19,7 @@ from jaxtyping import Array, Bool, Int
 
 from bayesmem.array_types import RowCounts
 from bayesmem.layers.options import require_positive
+from bayesmem.models.cast_once import cast_once
 from bayesmem.models.language_model import LanguageModel, LMState
 from bayesmem.models.prefill import CHUNK, Rows, check_capacity, checked_rows, fresh_state, prefill
 from bayesmem.models.sampling import GREEDY, RowKeys, Sampling, row_keys, sample
@@ -127,8 +127,7 @@ def start(
     for number, row in enumerate(rows):
         if not len(row):
             raise ValueError(
-                f"prompts: row {number} is empty; wanted at least one token, such as the mark "
-                f"that starts a document"
+                f"prompts: row {number} is empty; wanted at least one token, the mark of a start"
             )
     if keys.shape != (len(rows),):
         raise ValueError(
@@ -281,7 +280,7 @@ def _decode_block(
         steps, _, done, _ = carry
         return (steps < limit) & ~jnp.all(done)
 
-    def step(carry):
+    def step(params, carry):
         steps, (state, token, keys, drawn), done, tokens = carry
         # As padding, a row that has ended leaves its state as it was. One row ends the loop.
         ids = jnp.where(done, -1, 0)[:, None] if choice.rows_may_end else None
@@ -296,5 +295,6 @@ def _decode_block(
 
     tokens = jnp.full((done.shape[0], choice.size), ENDED, jnp.int32)
     carry = jnp.zeros((), jnp.int32), generation, done, tokens
-    steps, generation, done, tokens = jax.lax.while_loop(unfinished, step, carry)
+    one = functools.partial(step, cast_once(lambda params: step(params, carry), params))
+    steps, generation, done, tokens = jax.lax.while_loop(unfinished, one, carry)
     return generation, done, tokens, steps

@@ -88,6 +88,33 @@ def test_a_peer_that_is_not_there_is_named(monkeypatch):
     assert list(model_peers.bench_peer(small("ramnet"), ModelOptions())) == []
 
 
+def test_what_a_peer_raises_is_a_row_and_its_doubts_a_note(monkeypatch):
+    class Model:
+        def parameters(self):
+            return []
+
+        def zero_grad(self, set_to_none):
+            pass
+
+    def training(*_):
+        raise RuntimeError("no such kernel\nand more")
+
+    program = Program(lambda: None, 1, 1.0)
+    monkeypatch.setattr(model_peers, "_training", training)
+    monkeypatch.setattr(model_peers, "_decoding", lambda *_: program)
+    monkeypatch.setattr(model_peers, "lift_guard", lambda: "may be wrong")
+    options = ModelOptions(("train", "decode"), (8,), (1,), 1)
+
+    def rows():
+        return list(model_peers._rows(Model(), "gated_deltanet", small("gla"), options))
+
+    train, decode = rows()
+    assert train["error"] == "RuntimeError: no such kernel" and "note" not in train
+    assert decode["tokens_per_s"] > 0 and "note" not in decode
+    monkeypatch.setattr(model_peers, "_training", lambda *_: program)
+    assert rows()[0]["note"] == "may be wrong"
+
+
 def test_the_command_leaves_a_file_that_is_there(tmp_path):
     path = tmp_path / "rows.json"
     path.write_text("mine")

@@ -27,7 +27,7 @@ FOUND = {
     "rows": [
         row("gla", "bayesmem", "train", 8, 4096, **speed(50_000.0)),
         row("gla", "bayesmem", "decode", 1, 32_768, **speed(300.0)),
-        row("gla", "fla", "train", 8, 4096, **speed(40_000.0)),
+        row("gla", "fla", "train", 8, 4096, **speed(40_000.0), note="it may be wrong"),
         row("gla", "fla", "decode", 1, 32_768, error="out of memory"),
         row("attention", "bayesmem", "train", 8, 4096, **speed(60_000.0)),
         row("attention", "fla", "train", None, None, error="flash_attn is not installed"),
@@ -49,6 +49,7 @@ def test_rates_stand_beside_the_peers_and_what_failed_is_said():
         "| `attention` | bayesmem | 12M | 60,000 (1,500 MB) | - |",
         "| `attention` | fla | - | flash_attn is not installed | - |",
     ]
+    assert "|\n\n`gla`, fla, train: it may be wrong.\n" in text
 
 
 def test_the_page_has_the_section_and_names_a_file_that_is_none(tmp_path):

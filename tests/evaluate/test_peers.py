@@ -95,7 +95,7 @@ def modules(monkeypatch):
     for name, module in made.items():
         monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.setattr(peers, "version", lambda name: "3.6.0")
-    peers._lift_guard.cache_clear()
+    peers.lift_guard.cache_clear()
     speed.versions.cache_clear()
     yield made
     speed.versions.cache_clear()
@@ -126,10 +126,10 @@ def test_rows_of_fla_are_beside_ours(modules):
 
 def test_the_guard_is_lifted_only_where_it_is_in_force(modules):
     guard = modules["fla.ops.common.chunk_o"]
-    assert "timed nevertheless" in peers._lift_guard() and guard.TRITON_ABOVE_3_7_1 is True
-    peers._lift_guard.cache_clear()
+    assert "timed nevertheless" in peers.lift_guard() and guard.TRITON_ABOVE_3_7_1 is True
+    peers.lift_guard.cache_clear()
     guard.IS_NVIDIA_HOPPER = guard.TRITON_ABOVE_3_7_1 = False
-    assert peers._lift_guard() is None and guard.TRITON_ABOVE_3_7_1 is False
+    assert peers.lift_guard() is None and guard.TRITON_ABOVE_3_7_1 is False
 
 
 def test_kernels_are_summed_where_no_graph_can_be_recorded(modules):
