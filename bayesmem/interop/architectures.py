@@ -30,8 +30,8 @@ def read_config(config: Mapping[str, Any]) -> tuple[Architecture, Keys, ModelCon
       The model type's record, the keys that decide what is computed, and our configuration.
 
     Raises:
-      ValueError: the model type is unknown, or a value cannot be expressed here; names key, value
-        and what is wanted.
+      ValueError: the model type is unknown, a value cannot be expressed here, or sizes do not fit
+        each other; names key, value, what is wanted, and of what fla's default was taken.
     """
     name = config.get("model_type")
     if not isinstance(name, str) or name not in ARCHITECTURES:
@@ -39,7 +39,18 @@ def read_config(config: Mapping[str, Any]) -> tuple[Architecture, Keys, ModelCon
         raise ValueError(f"config.json model_type: found {name!r}, wanted one of {known}")
     architecture = ARCHITECTURES[name]
     keys = read_keys(config, architecture.keys, architecture.inert)
-    return architecture, keys, model_config(architecture, keys)
+    try:
+        return architecture, keys, model_config(architecture, keys)
+    except ValueError as error:
+        text = str(error).removeprefix("config.json ")
+        raise ValueError(f"config.json {text}{defaults_taken(config)}") from error
+
+
+def defaults_taken(config: Mapping[str, Any]) -> str:
+    """A line for errors: the keys that a known model type's config.json lacks; "" if it has all."""
+    known = ARCHITECTURES[config["model_type"]].keys
+    absent = [f"{name} {key.default}" for name, key in known.items() if name not in config]
+    return f"\n  not in config.json, so fla's defaults: {', '.join(absent)}" if absent else ""
 
 
 def write_config(config: ModelConfig) -> dict[str, Any]:

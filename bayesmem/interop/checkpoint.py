@@ -14,7 +14,12 @@ from flax import linen as nn
 from flax import traverse_util
 
 from bayesmem.interop.architecture import model_pieces
-from bayesmem.interop.architectures import differences, read_config, write_config
+from bayesmem.interop.architectures import (
+    defaults_taken,
+    differences,
+    read_config,
+    write_config,
+)
 from bayesmem.interop.hub import local_folder
 from bayesmem.interop.new_folder import new_folder
 from bayesmem.interop.origin import DTYPES, Origin
@@ -72,16 +77,23 @@ def load_fla(source: str | Path) -> Imported:
     """
     folder = local_folder(str(source))
     text = read_text(folder / CONFIG)
-    architecture, keys, config = read_config(json.loads(text))
+    content = json.loads(text)
+    architecture, keys, config = read_config(content)
     files = read_headers(folder)
+    found = files.shapes()
+    if config.num_layers > len(found):  # before as many layers are traced
+        raise ValueError(
+            f"{folder / CONFIG} num_hidden_layers: found {config.num_layers}, wanted at most "
+            f"{len(found)}: the files hold no more tensors{defaults_taken(content)}"
+        )
     leaves = leaf_shapes(config)
     pieces = model_pieces(architecture, config, keys)
-    wanted, found = tensor_shapes(pieces, leaves), files.shapes()
+    wanted = tensor_shapes(pieces, leaves)
     table = _embedding(pieces)
     tied = config.tie_embeddings and HEAD in found
     if tied:
         wanted[HEAD] = wanted[table]
-    _require_tensors(str(folder), found, wanted)
+    _require_tensors(str(folder), found, wanted, defaults_taken(content))
     if tied:
         _require_tied(files, table)
     params = fill_leaves(pieces, leaves, files.tensors())
@@ -176,8 +188,15 @@ def _embedding(pieces: list[Piece]) -> str:
     return next(p.tensor for p in pieces if p.leaf == "embedding/table")
 
 
-def _require_tensors(place: str, found: Shapes, wanted: Shapes) -> None:
-    """Raises one ValueError that names all tensors that are missing, extra, or of another shape."""
+def _require_tensors(place: str, found: Shapes, wanted: Shapes, note: str = "") -> None:
+    """Raises one ValueError that names all tensors that are missing, extra, or of another shape.
+
+    Args:
+      place: what holds them.
+      found: there.
+      wanted: of the configuration.
+      note: ends the message.
+    """
     both = [name for name in wanted if name in found]
     lines = {
         "missing": [f"{n} {list(wanted[n])}" for n in wanted if n not in found],
@@ -190,7 +209,8 @@ def _require_tensors(place: str, found: Shapes, wanted: Shapes) -> None:
     }
     problems = [f"{kind}: {name}" for kind, names in lines.items() for name in sorted(names)]
     if problems:
-        raise ValueError("\n  ".join([f"{place} does not fit its configuration:", *problems]))
+        listed = "\n  ".join([f"{place} does not fit its configuration:", *problems])
+        raise ValueError(f"{listed}{note}")
 
 
 def _require_tied(files: TensorFiles, table: str) -> None:

@@ -73,10 +73,10 @@ def read_text(path: Path) -> str:
         text = path.read_bytes().decode("utf-8")  # line ends as they are
         if isinstance(json.loads(text), dict):
             return text
-        reason = "no object"
+        reason = "it begins as a list, text or number"
     except ValueError as error:
-        reason = str(error)
-    raise ValueError(f"{path}: found what is no JSON ({reason}), wanted an object")
+        reason = f"no JSON: {error}"
+    raise ValueError(f"{path}: found no JSON object ({reason}), wanted one")
 
 
 def read_headers(folder: Path) -> TensorFiles:

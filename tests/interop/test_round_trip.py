@@ -2,6 +2,9 @@
 
 import json
 import shutil
+import signal
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -112,6 +115,38 @@ def test_missing_extra_and_misshapen_tensors_are_all_named_at_once(tmp_path):
     ]
 
 
+def rewrite_config(folder, **changes):
+    """Changes keys of a copy's config.json; None takes one out."""
+    content = json.loads((folder / "config.json").read_text()) | changes
+    kept = {key: value for key, value in content.items() if key not in changes or value is not None}
+    (folder / "config.json").write_text(json.dumps(kept))
+
+
+def test_more_layers_than_tensors_are_no_work(tmp_path):
+    source, tensors = copied("gated_deltanet", tmp_path / "source")
+    rewrite_config(source, num_hidden_layers=2**31 - 1)
+    with pytest.raises(ValueError, match=rf"config.json num_hidden_layers: .*most {len(tensors)}:"):
+        load_fla(source)
+
+
+@pytest.mark.parametrize(
+    ("key", "words"),
+    [
+        ("num_heads", "multiple of the 6 key heads\n  not in config.json, so .*: num_heads 6$"),
+        (
+            "head_dim",
+            r"of another shape: .*\n  not in config.json, so fla's defaults: head_dim 256$",
+        ),
+        ("num_hidden_layers", r"missing: .*\n  not in config.json, .*: num_hidden_layers 21$"),
+    ],
+)
+def test_a_default_that_was_taken_is_named(key, words, tmp_path):
+    source, _ = copied("gated_deltanet", tmp_path / "source")
+    rewrite_config(source, **{key: None})
+    with pytest.raises(ValueError, match=f"(?s){words}"):
+        load_fla(source)
+
+
 def test_faults_of_shards_are_named(tmp_path):
     source, (first, second) = sharded("gla", tmp_path / "source")
     index, content = (source / INDEX).read_text(), load_file(source / second)
@@ -125,7 +160,7 @@ def test_faults_of_shards_are_named(tmp_path):
         load_fla(source)
     for words in (f"x: the index says {first}", f"{dropped}: in {second}", "no file"):
         assert words in str(error.value)
-    for text, words in (("{}", "weight_map"), ("[1]", "no object"), ("{", "no JSON")):
+    for text, words in (("{}", "weight_map"), ("[1]", "no JSON object"), ("{", "no JSON")):
         (source / INDEX).write_text(text)
         with pytest.raises(ValueError, match=words):
             load_fla(source)
@@ -154,7 +189,7 @@ def test_damaged_files_and_other_dtypes_are_named(tmp_path):
     with pytest.raises(FileNotFoundError, match=MODEL):
         load_fla(source)
     (source / "config.json").write_text("{")
-    with pytest.raises(ValueError, match="config.json: found what is no JSON"):
+    with pytest.raises(ValueError, match="config.json: found no JSON object"):
         load_fla(source)
     with pytest.raises(FileNotFoundError, match="no folder"):
         load_fla(tmp_path / "nowhere")
@@ -180,6 +215,24 @@ def test_nothing_is_overwritten_and_nothing_half_written(tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
     save_fla(tmp_path / "out", config, params, origin)  # an empty folder is filled
     assert read_tensors(tmp_path / "out" / MODEL) == read_tensors(FOLDER / "gla" / MODEL)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_leaves_nothing_behind(number, tmp_path):
+    program = (
+        "import sys, time, pathlib\n"
+        "from bayesmem.interop.new_folder import new_folder\n"
+        "with new_folder('output', pathlib.Path(sys.argv[1])) as partial:\n"
+        "    (partial / 'begun').touch()\n"
+        "    print('ready', flush=True)\n"
+        "    time.sleep(60)\n"
+    )
+    line = [sys.executable, "-c", program, str(tmp_path / "new")]
+    with subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
+        assert process.stdout.readline() == b"ready\n"
+        assert len(list(tmp_path.iterdir())) == 1
+        process.send_signal(number)
+    assert process.returncode != 0 and not list(tmp_path.iterdir())
 
 
 def test_another_dtype_is_what_the_files_say(tmp_path):
